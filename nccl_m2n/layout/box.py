@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boxes of a tensor: half-open, in elements, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A half-open box ``[start, stop)`` of a tensor's index space.
+
+    Args:
+        start: First index in each dimension, in elements.
+        stop: One past the last index in each dimension, in elements.
+
+    Example:
+        >>> from nccl_m2n import Box
+        >>> Box((0, 2), (4, 6)).intersect(Box((3, 0), (8, 3)))
+        Box(start=(3, 2), stop=(4, 3))
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", tuple(int(i) for i in self.start))
+        object.__setattr__(self, "stop", tuple(int(i) for i in self.stop))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extent in each dimension; never negative."""
+        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the whole array."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+    def intersect(self, other: Box) -> Box | None:
+        """The common part of two boxes, or None where they do not meet."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One box of the global tensor that a rank holds, and where it lies in the rank's local array."""
+
+    box: Box  # in the global tensor
+    offset: tuple[int, ...]  # where the box starts in the rank's local array, in elements
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offset", tuple(int(i) for i in self.offset))
+
+    @property
+    def local_slices(self) -> tuple[slice, ...]:
+        """The piece as an index into the rank's local array."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offset, self.box.shape, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.box} at {self.offset}"
