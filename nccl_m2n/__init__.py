@@ -1,1 +1,36 @@
-"""Reshard."""
+# SPDX-License-Identifier: Apache-2.0
+"""Reshard: move sharded tensors from M ranks in one layout to N ranks in another."""
+
+from nccl_m2n.errors import (
+    CommandError,
+    DisagreementError,
+    LayoutError,
+    M2nError,
+    PlanError,
+    TransferTimeout,
+    TransportError,
+    VerificationError,
+)
+from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "CommandError",
+    "DisagreementError",
+    "Layout",
+    "LayoutError",
+    "M2nError",
+    "Mesh",
+    "Piece",
+    "Placement",
+    "PlanError",
+    "Replicate",
+    "Segment",
+    "Shard",
+    "StridedShard",
+    "TransferTimeout",
+    "TransportError",
+    "VerificationError",
+]
