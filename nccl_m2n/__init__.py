@@ -1,4 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reshard: move a tensor, or a whole model, from one sharding to another in one collective call."""
+"""Reshard: move sharded tensors from M ranks in one layout to N ranks in another."""
 
-__version__ = "0.1.0.dev0"
+from nccl_m2n.errors import (
+    CommandError,
+    DisagreementError,
+    LayoutError,
+    M2nError,
+    PlanError,
+    TransferTimeout,
+    TransportError,
+    VerificationError,
+)
+from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Box",
+    "CommandError",
+    "DisagreementError",
+    "Layout",
+    "LayoutError",
+    "M2nError",
+    "Mesh",
+    "Piece",
+    "Placement",
+    "PlanError",
+    "Replicate",
+    "Segment",
+    "Shard",
+    "StridedShard",
+    "TransferTimeout",
+    "TransportError",
+    "VerificationError",
+]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mesh: an n-dimensional grid of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nccl_m2n.errors import LayoutError
+from nccl_m2n.layout.intervals import Ints
+
+
+@dataclass(frozen=True, init=False)
+class Mesh:
+    """An n-dimensional grid of distinct ranks, in any order.
+
+    Args:
+        ranks: A nested sequence or an integer array of ranks; its shape is the mesh's.
+        names: One name for each mesh axis, for people; two meshes are equal without regard to names.
+
+    Raises:
+        LayoutError: For a rank that is negative, no integer or given twice; for rows of unequal
+            length; for an empty mesh; for as many names as axes violated.
+
+    Example:
+        >>> from nccl_m2n import Mesh
+        >>> mesh = Mesh([[0, 1], [2, 3]], names=("dp", "tp"))
+        >>> mesh.shape, mesh.coordinate(2)
+        ((2, 2), (1, 0))
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]  # in row-major order
+    names: tuple[str, ...] | None = field(compare=False)
+
+    def __init__(self, ranks: Any, names: Sequence[str] | None = None) -> None:
+        array = _rank_array(ranks)
+        if names is not None and len(names) != array.ndim:
+            raise LayoutError(
+                f"expected one name for each of the {array.ndim} mesh axes, got {tuple(names)}; "
+                f"give {array.ndim} names or none"
+            )
+        object.__setattr__(self, "shape", array.shape)
+        object.__setattr__(self, "ranks", tuple(array.ravel().tolist()))
+        object.__setattr__(self, "names", None if names is None else tuple(map(str, names)))
+        if len(self.index) != len(self.ranks):
+            twice = sorted({r for r in self.ranks if self.ranks.count(r) > 1})
+            raise LayoutError(
+                f"expected distinct ranks in a mesh, got rank {', '.join(map(str, twice))} more than once "
+                f"in a mesh of shape {self.shape}; list each rank once"
+            )
+
+    @classmethod
+    def arange(cls, shape: Sequence[int], start: int = 0, names: Sequence[str] | None = None) -> Mesh:
+        """The ranks ``start, start + 1, …`` in row-major order on a grid of `shape`."""
+        return cls(np.arange(start, start + math.prod(shape)).reshape(tuple(shape)), names)
+
+    @property
+    def ndim(self) -> int:
+        """Number of mesh axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @cached_property
+    def array(self) -> Ints:
+        """The ranks as a read-only integer array of the mesh's shape."""
+        array = np.array(self.ranks, dtype=np.int64).reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    @cached_property
+    def index(self) -> dict[int, int]:
+        """Row-major position of each rank."""
+        return {rank: i for i, rank in enumerate(self.ranks)}
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` stands in the grid.
+
+        Raises:
+            LayoutError: If the rank is not in the mesh.
+        """
+        if rank not in self.index:
+            raise LayoutError(f"rank {rank} is not in {self!r}; its ranks are {_short(sorted(self.ranks))}")
+        return tuple(int(i) for i in np.unravel_index(self.index[rank], self.shape))
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.ranks))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        names = "" if self.names is None else f", names={self.names}"
+        if self.size > 1 and self.ranks == tuple(range(self.ranks[0], self.ranks[0] + self.size)):
+            start = f", start={self.ranks[0]}" if self.ranks[0] else ""
+            return f"Mesh.arange({self.shape}{start}{names})"
+        return f"Mesh({self.array.tolist()}{names})"
+
+    def __str__(self) -> str:
+        axes = self.names or ("",) * self.ndim
+        grid = " × ".join(f"{name} {n}".strip() for name, n in zip(axes, self.shape, strict=True))
+        return f"{grid or '1'} over ranks {_short(sorted(self.ranks))}"
+
+
+def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
+    """The ranks as an int64 array, or an error that says what was wrong with them."""
+    try:
+        array = np.asarray(ranks)
+    except ValueError:
+        raise LayoutError(
+            f"expected mesh rows of equal length, got {ranks!r}; pad or regroup the ranks"
+        ) from None
+    if array.size == 0:
+        raise LayoutError(f"expected at least one rank in a mesh, got {ranks!r}")
+    if array.dtype.kind not in "iu":
+        raise LayoutError(f"expected integer ranks in a mesh, got {ranks!r} of dtype {array.dtype}")
+    if array.min() < 0:
+        raise LayoutError(f"expected ranks from 0 up in a mesh, got {int(array.min())}; count ranks from 0")
+    return array.astype(np.int64)
+
+
+def _short(ranks: Sequence[int]) -> str:
+    """Ranks for people: runs as ``first-last``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ", ".join(text if len(text) <= 8 else [*text[:7], "…", text[-1]])

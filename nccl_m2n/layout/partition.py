@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions: a tensor cut into disjoint boxes, each held by one set of ranks.
+
+The planner's view of a layout. Where a layout comes from a mesh, its boxes are the product of
+intervals in each dimension, and are never listed unless a user-made layout stands on the other side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nccl_m2n.layout.box import Box
+from nccl_m2n.layout.intervals import Ints, overlaps
+from nccl_m2n.layout.mesh import Mesh
+from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
+
+
+@dataclass(frozen=True)
+class BoxPartition:
+    """Disjoint boxes, one after another."""
+
+    start: Ints  # (boxes, ndim)
+    stop: Ints  # (boxes, ndim)
+    holder: Ints  # (boxes,) which entry of `holders`
+    holders: tuple[Ints, ...]  # sorted ranks that hold the same boxes
+
+
+@dataclass(frozen=True)
+class GridPartition:
+    """Disjoint boxes that are the product of intervals in each dimension."""
+
+    dims: tuple[Intervals, ...]
+    holders: tuple[Ints, ...]  # by the row-major number of the dimensions' groups: sorted ranks
+
+    @property
+    def group_shape(self) -> tuple[int, ...]:
+        """Number of groups in each dimension."""
+        return tuple(len(d.coordinates) for d in self.dims)
+
+    @cached_property
+    def boxes(self) -> BoxPartition:
+        """The same boxes, listed in row-major order."""
+        index = np.indices([len(d.start) for d in self.dims]).reshape(len(self.dims), -1)
+        start = np.stack([d.start[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
+        stop = np.stack([d.stop[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
+        groups = [d.group[i] for d, i in zip(self.dims, index, strict=True)]
+        return BoxPartition(start, stop, np.ravel_multi_index(groups, self.group_shape), self.holders)
+
+
+def grid_partition(mesh: Mesh, splits: Sequence[Split]) -> GridPartition:
+    """The partition of a mesh layout; `splits` has one entry a dimension."""
+    dims = tuple(map(distinct_intervals, splits))
+    sharding = [axis for split in splits for axis in split.axes]
+    replicating = [axis for axis in range(mesh.ndim) if axis not in sharding]
+    sizes = [math.prod(mesh.shape[a] for a in split.axes) for split in splits]
+    ranks = mesh.array.transpose(sharding + replicating).reshape(*sizes, -1)
+    shape = tuple(len(d.coordinates) for d in dims)
+    if all(len(c) == 1 for d in dims for c in d.coordinates):
+        chosen = ranks[np.ix_(*[np.concatenate([*d.coordinates, np.zeros(0, np.int64)]) for d in dims])]
+        holders = tuple(np.sort(chosen.reshape(math.prod(shape), ranks.shape[-1]), axis=1))
+    else:
+        holders = tuple(
+            np.sort(ranks[np.ix_(*[d.coordinates[g] for d, g in zip(dims, groups, strict=True)])].ravel())
+            for groups in np.ndindex(shape)
+        )
+    return GridPartition(dims, holders)
+
+
+def box_partition(ndim: int, pieces: Mapping[int, Sequence[Box]]) -> BoxPartition:
+    """The partition of user-made pieces; boxes that partly overlap are cut along each other's faces."""
+    owners: dict[Box, set[int]] = {}
+    for rank, boxes in pieces.items():
+        for box in boxes:
+            if box.size:
+                owners.setdefault(box, set()).add(rank)
+    start = np.array([b.start for b in owners], np.int64).reshape(-1, ndim)
+    stop = np.array([b.stop for b in owners], np.int64).reshape(-1, ndim)
+    ranks = list(owners.values())
+    if _any_overlap(start, stop):
+        start, stop, ranks = _refine(start, stop, ranks)
+    order = np.lexsort(start.T[::-1]) if ndim else np.arange(len(start))
+    names: dict[tuple[int, ...], int] = {}
+    holder = [names.setdefault(tuple(sorted(ranks[i])), len(names)) for i in order.tolist()]
+    sets = tuple(np.array(key, np.int64) for key in names)
+    return BoxPartition(start[order], stop[order], np.array(holder, np.int64), sets)
+
+
+def box_overlaps(a: BoxPartition, b: BoxPartition) -> tuple[Ints, Ints]:
+    """Which boxes of two partitions meet: box numbers in `a` and in `b`.
+
+    Sweeps the dimension with the most distinct faces and filters what it finds by the others.
+    """
+    return _meeting(a.start, a.stop, b.start, b.stop)
+
+
+def _meeting(a_start: Ints, a_stop: Ints, b_start: Ints, b_stop: Ints) -> tuple[Ints, Ints]:
+    ndim = a_start.shape[1]
+    if not ndim or not len(a_start) or not len(b_start):
+        i, j = np.indices((len(a_start), len(b_start))).reshape(2, -1)
+        return i, j
+    sweep = int(np.argmax([len(np.unique(b_start[:, d])) for d in range(ndim)]))
+    points = np.unique(np.concatenate([b_start[:, sweep], b_stop[:, sweep]]))
+    slot_b, _ = _slots(points, b_start[:, sweep], b_stop[:, sweep])
+    slot_a, _ = _slots(points, a_start[:, sweep], a_stop[:, sweep])
+    order = np.argsort(slot_b[1], kind="stable")
+    slots, boxes = slot_b[1][order], slot_b[0][order]
+    first = np.searchsorted(slots, slot_a[1], side="left")
+    counts = np.searchsorted(slots, slot_a[1], side="right") - first
+    i = np.repeat(slot_a[0], counts)
+    j = boxes[np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())]
+    meet = ((a_start[i] < b_stop[j]) & (b_start[j] < a_stop[i])).all(axis=1)
+    pairs = np.unique(np.stack([i[meet], j[meet]]), axis=1)
+    return pairs[0], pairs[1]
+
+
+def _slots(points: Ints, start: Ints, stop: Ints) -> tuple[tuple[Ints, Ints], int]:
+    """(box, elementary interval) pairs along the swept dimension."""
+    row, slot, _, _ = overlaps(points[:-1], points[1:], start, stop)
+    return (row, slot), len(points)
+
+
+def _any_overlap(start: Ints, stop: Ints) -> bool:
+    i, j = _meeting(start, stop, start, stop)
+    return bool((i != j).any())
+
+
+def _refine(start: Ints, stop: Ints, ranks: Sequence[set[int]]) -> tuple[Ints, Ints, list[set[int]]]:
+    """Cut boxes along all faces, so that what is left is equal or disjoint, and merge the holders."""
+    points = [np.unique(np.concatenate([start[:, d], stop[:, d]])) for d in range(start.shape[1])]
+    cells: dict[tuple[int, ...], set[int]] = {}
+    for a, b, held in zip(start, stop, ranks, strict=True):
+        spans = [range(*np.searchsorted(p, [x, y])) for p, x, y in zip(points, a, b, strict=True)]
+        for cell in np.ndindex(*map(len, spans)):
+            key = tuple(span[i] for span, i in zip(spans, cell, strict=True))
+            cells.setdefault(key, set()).update(held)
+    keys = np.array(list(cells), np.int64)
+    lo = np.stack([p[keys[:, d]] for d, p in enumerate(points)], axis=1)
+    hi = np.stack([p[keys[:, d] + 1] for d, p in enumerate(points)], axis=1)
+    return lo, hi, list(cells.values())

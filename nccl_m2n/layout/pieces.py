@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of user-made pieces, where no mesh says who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from nccl_m2n.errors import LayoutError
+from nccl_m2n.layout.box import Box, Piece
+from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.layout.layout import Layout, as_shape, shape_text
+from nccl_m2n.layout.mesh import Mesh
+from nccl_m2n.layout.partition import BoxPartition, box_partition
+
+
+class PieceLayout(Layout):
+    """What `Layout.from_pieces` makes; everything a `Layout` answers, from a table of pieces.
+
+    Example:
+        >>> from nccl_m2n import Box, Layout
+        >>> layout = Layout.from_pieces((8, 8), {0: [Box((0, 0), (3, 8))], 1: [Box((3, 0), (8, 8))]})
+        >>> layout.local_shape(1)
+        (5, 8)
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        pieces: Mapping[int, Sequence[Box | Piece]],
+        local_shapes: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
+        made = as_shape(shape)
+        object.__setattr__(self, "shape", made)
+        object.__setattr__(self, "mesh", Mesh(sorted(pieces)))
+        object.__setattr__(self, "placements", ())
+        table = {}
+        for rank in sorted(pieces):
+            held = _placed(rank, pieces[rank])
+            given = None if local_shapes is None or rank not in local_shapes else as_shape(local_shapes[rank])
+            table[rank] = (held, _local_shape(rank, made, held, given))
+        object.__setattr__(self, "_table", table)
+
+    _table: dict[int, tuple[tuple[Piece, ...], tuple[int, ...]]]
+
+    @cached_property
+    def partition(self) -> BoxPartition:
+        """The tensor as disjoint boxes with their holders; a box's faces are those of all pieces."""
+        return box_partition(
+            len(self.shape), {r: [p.box for p in held] for r, (held, _) in self._table.items()}
+        )
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Shape of the local array of `rank`, in elements."""
+        self.mesh.coordinate(rank)  # an error for a rank that is not here
+        return self._table[rank][1]
+
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        """What `rank` holds, in the order given."""
+        return self._table[rank][0] if rank in self._table else ()
+
+    def locate(self, rank: int, start: Ints) -> tuple[Ints, Ints]:
+        """See `Layout.locate`; a box that lies in two pieces of the rank gives two rows."""
+        held = self.pieces(rank)
+        lo = np.array([p.box.start for p in held], np.int64).reshape(len(held), len(self.shape))
+        hi = np.array([p.box.stop for p in held], np.int64).reshape(len(held), len(self.shape))
+        at = np.array([p.offset for p in held], np.int64).reshape(len(held), len(self.shape))
+        inside = ((start[:, None] >= lo) & (start[:, None] < hi)).all(axis=2)
+        box, piece = np.nonzero(inside)
+        return box, start[box] - lo[piece] + at[piece]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PieceLayout):
+            return NotImplemented
+        return (self.shape, self._table) == (other.shape, other._table)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, tuple(self._table.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        pieces = {rank: list(held) for rank, (held, _) in self._table.items()}
+        shapes = {rank: shape for rank, (_, shape) in self._table.items()}
+        return f"Layout.from_pieces({self.shape}, {pieces}, {shapes})"
+
+    def __str__(self) -> str:
+        n = sum(len(held) for held, _ in self._table.values())
+        return f"{shape_text(self.shape)} in {n} pieces on {self.mesh}"
+
+
+def _placed(rank: int, given: Sequence[Box | Piece]) -> tuple[Piece, ...]:
+    """The pieces with their offsets, those of plain boxes laid end to end."""
+    boxes = [b for b in given if isinstance(b, Box)]
+    if boxes and len(boxes) != len(given):
+        raise LayoutError(f"expected only Box or only Piece for rank {rank}, got both; give a Piece for each")
+    if not boxes:
+        return tuple(p for p in given if isinstance(p, Piece))
+    if len(boxes) == 1:
+        return (Piece(boxes[0], (0,) * len(boxes[0].start)),)
+    shapes = [b.shape for b in boxes]
+    for d in range(len(shapes[0])):
+        if len({s[:d] + s[d + 1 :] for s in shapes}) == 1:
+            ends = np.cumsum([0] + [s[d] for s in shapes]).tolist()
+            zero = (0,) * len(shapes[0])
+            return tuple(Piece(b, zero[:d] + (e,) + zero[d + 1 :]) for b, e in zip(boxes, ends, strict=False))
+    raise LayoutError(
+        f"expected boxes of rank {rank} that agree in all extents but one, so that they lie end to end, "
+        f"got shapes {shapes}; give a Piece(box, offset) for each"
+    )
+
+
+def _local_shape(
+    rank: int, shape: tuple[int, ...], held: Sequence[Piece], given: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """Shape of the rank's local array, once all its pieces are known to be in order."""
+    need = [0] * len(shape)
+    for piece in held:
+        ends = (piece.box.start, piece.box.stop, piece.offset)
+        if any(len(e) != len(shape) for e in ends):
+            raise LayoutError(
+                f"expected pieces of rank {len(shape)} for shape {shape}, got {piece} on rank {rank}"
+            )
+        if (
+            any(a < 0 or a > b or b > n for a, b, n in zip(*ends[:2], shape, strict=True))
+            or min(ends[2], default=0) < 0
+        ):
+            raise LayoutError(f"expected pieces inside shape {shape}, got {piece} on rank {rank}")
+        need = [max(n, o + e) for n, o, e in zip(need, piece.offset, piece.box.shape, strict=True)]
+    filled = [p for p in held if p.box.size]
+    local = box_partition(len(shape), {i: [_local_box(p)] for i, p in enumerate(filled)})
+    for sharers in local.holders:
+        if len(sharers) > 1:
+            a, b = (filled[i] for i in sharers[:2].tolist())
+            raise LayoutError(f"expected pieces of rank {rank} apart in its local array, got {a} over {b}")
+    if given is not None and (
+        len(given) != len(need) or any(n > g for n, g in zip(need, given, strict=True))
+    ):
+        raise LayoutError(f"expected a local shape of at least {tuple(need)} on rank {rank}, got {given}")
+    return tuple(need) if given is None else given
+
+
+def _local_box(piece: Piece) -> Box:
+    return Box(piece.offset, tuple(o + n for o, n in zip(piece.offset, piece.box.shape, strict=True)))
