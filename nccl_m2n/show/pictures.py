@@ -55,8 +55,8 @@ def svg_layout(layout: Layout) -> str:
     Example:
         >>> from nccl_m2n import Layout, Mesh, Shard
         >>> from nccl_m2n.show import svg_layout
-        >>> svg_layout(Layout((8, 8), Mesh([0, 1]), [Shard(0)])).count("<rect")
-        3
+        >>> svg_layout(Layout((8, 8), Mesh([0, 1]), [Shard(0)])).startswith("<svg")
+        True
     """
     held = _drawable(layout)
     fills = _fills(held)
