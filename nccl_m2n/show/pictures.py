@@ -171,7 +171,7 @@ def _panel(
             at = x + c0 * x_of, y + r0 * y_of, (c1 - c0) * x_of, (r1 - r0) * y_of
             parts.append(svg.rectangle(*at, tile.fill, tile.title))
         parts.append(_element_lines(x, y, width, height, rows, columns))
-        parts.append(_edges(flat, x, y, x_of, y_of))
+        parts.append(_edges(flat, x, y, x_of, y_of, (rows, columns)))
         for r0, r1, c0, c1 in map(_flat, outlines):
             parts.append(svg.frame(x + c0 * x_of, y + r0 * y_of, (c1 - c0) * x_of, (r1 - r0) * y_of))
         for tile, (r0, r1, c0, c1) in zip(tiles, flat, strict=True):
@@ -217,13 +217,22 @@ def _element_lines(x: float, y: float, width: float, height: float, rows: int, c
     return svg.lines(ends, "#ffffff", 0.6)
 
 
-def _edges(flat: Sequence[tuple[int, int, int, int]], x: float, y: float, x_of: float, y_of: float) -> str:
-    """Dashed lines around all tiles; those on the outline of a holder's box are drawn over."""
-    ends = []
+def _edges(
+    flat: Sequence[tuple[int, int, int, int]],
+    x: float,
+    y: float,
+    x_of: float,
+    y_of: float,
+    ends: tuple[int, int],
+) -> str:
+    """Dashed lines between tiles; those on the outline of a holder's box are drawn over."""
+    dashes = []
     for r0, r1, c0, c1 in flat:
-        ends.append((x + c0 * x_of, y + r1 * y_of, x + c1 * x_of, y + r1 * y_of))
-        ends.append((x + c1 * x_of, y + r0 * y_of, x + c1 * x_of, y + r1 * y_of))
-    return svg.lines(ends, svg.INK, 0.7, "3 2")
+        if r1 < ends[0]:
+            dashes.append((x + c0 * x_of, y + r1 * y_of, x + c1 * x_of, y + r1 * y_of))
+        if c1 < ends[1]:
+            dashes.append((x + c1 * x_of, y + r0 * y_of, x + c1 * x_of, y + r1 * y_of))
+    return svg.lines(dashes, svg.INK, 0.7, "3 2")
 
 
 def _marks(
