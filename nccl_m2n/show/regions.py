@@ -54,24 +54,10 @@ def _whole_pieces(layout: Layout) -> list[Region] | None:
     return [Region(box, tuple(held[box])) for box in boxes]
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """A cell of a reshard as a picture shows it: one source region's part of one destination region."""
-
-    box: Box
-    source: int  # position in the source regions
-    destination: int  # position in the destination regions
-
-
-def overlaps_of(source: Sequence[Region], destination: Sequence[Region]) -> list[Overlap]:
+def overlaps_of(source: Sequence[Region], destination: Sequence[Region]) -> list[tuple[Box, Region, Region]]:
     """Every overlap of two lists of regions; quadratic, as only what fits a picture comes here."""
-    found = []
-    for j, b in enumerate(destination):
-        for i, a in enumerate(source):
-            box = a.box.intersect(b.box)
-            if box is not None:
-                found.append(Overlap(box, i, j))
-    return found
+    pairs = ((a.box.intersect(b.box), a, b) for b in destination for a in source)
+    return [(box, a, b) for box, a, b in pairs if box is not None]
 
 
 def cuts(boxes: Sequence[Box], dim: int) -> list[int]:
