@@ -91,7 +91,7 @@ class Mesh:
         """
         if rank not in self.index:
             raise LayoutError(
-                f"rank {rank} is not in {self!r}; its ranks are {ranks_text(sorted(self.ranks))}"
+                f"rank {rank} is not in {self!r}; its ranks are {short_ranks(sorted(self.ranks))}"
             )
         return tuple(int(i) for i in np.unravel_index(self.index[rank], self.shape))
 
@@ -112,7 +112,7 @@ class Mesh:
     def __str__(self) -> str:
         axes = self.names or ("",) * self.ndim
         grid = " × ".join(f"{name} {n}".strip() for name, n in zip(axes, self.shape, strict=True))
-        return f"{grid or '1'} over ranks {ranks_text(sorted(self.ranks))}"
+        return f"{grid or '1'} over ranks {short_ranks(sorted(self.ranks))}"
 
 
 def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
@@ -132,8 +132,8 @@ def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ascending ranks for people: runs as ``first-last``."""
+def short_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people: runs as ``first-last``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

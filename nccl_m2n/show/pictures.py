@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout import Box, Layout
-from nccl_m2n.layout.mesh import ranks_text
+from nccl_m2n.layout.mesh import short_ranks
 from nccl_m2n.show import svg
 from nccl_m2n.show.panel import Panel, Tile
 from nccl_m2n.show.regions import Region, cuts, overlaps_of, regions
@@ -86,13 +86,13 @@ def _fills(held: Sequence[Region]) -> dict[tuple[int, ...], str]:
 
 
 def _tile(region: Region, fill: str) -> Tile:
-    who = ranks_text(region.ranks)
+    who = short_ranks(region.ranks)
     full = f"rank {who}" if len(region.ranks) == 1 else f"ranks {who}"
     return Tile(region.box, fill, (full, who), f"{region.box}: {full}")
 
 
 def _move(box: Box, source: Region, destination: Region, fill: str) -> Tile:
-    holders, needers = ranks_text(source.ranks), ranks_text(destination.ranks)
+    holders, needers = short_ranks(source.ranks), short_ranks(destination.ranks)
     return Tile(box, fill, (f"{holders} → {needers}",), f"{box}: held by {holders}, needed by {needers}")
 
 
