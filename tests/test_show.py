@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_m2n import Box, Layout, LayoutError, Mesh, Replicate, Shard, StridedShard
+from nccl_m2n import Box, Layout, LayoutError, Mesh, Replicate, Shard, StridedShard, Topology, Transfer, plan
 from nccl_m2n.show import html_layout, svg_layout, svg_reshard, text_layout
 
 FIGURE_1 = Path(__file__).parents[1] / "docs" / "_static" / "figure-1.svg"
@@ -106,6 +106,17 @@ def test_a_reshard_of_two_shapes_is_refused() -> None:
 def test_a_notebook_shows_the_picture_and_what_it_is() -> None:
     assert "<svg" in ROWS._repr_html_()
     assert f"<figcaption>{ROWS}</figcaption>" in ROWS._repr_html_()
+
+
+def test_a_plan_shows_the_table_that_it_prints() -> None:
+    made = plan([Transfer(ROWS, COLUMNS, name="a <b>")], Topology([[0, 1], [2, 3, 4, 5]]))
+    table = ElementTree.fromstring(made._repr_html_())
+    caption, head, body = table
+    printed = str(made).splitlines()
+    assert caption.text == printed[0]
+    assert [cell.text for cell in head[0]][1:] == printed[1].split()
+    for row, line in zip(body, printed[2:], strict=True):
+        assert "".join(row.itertext()).replace(" ", "") == line.replace(" ", "")
 
 
 def test_text_of_many_ranks_is_cut() -> None:
