@@ -29,12 +29,12 @@ nb_execution_timeout = 120
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+default_role = "code"  # `name` in a docstring
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say shape and unit, which a type cannot
 autoclass_content = "class"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
