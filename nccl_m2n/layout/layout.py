@@ -154,7 +154,7 @@ class Layout:
             start: First global index of each box, shape (boxes, ndim); no box crosses a piece.
 
         Returns:
-            Box numbers and local indices, shape (found, ndim): one row for each place where a box lies.
+            Box numbers, and local indices of shape (found, ndim), one row for each place where a box lies.
         """
         local = np.empty_like(start)
         for d, (split, coordinate) in enumerate(zip(self._splits, self._coordinates(rank), strict=True)):

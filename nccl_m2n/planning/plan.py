@@ -143,8 +143,8 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan of {len(self.transfers)} transfers over {len(self.ranks)} ranks: {len(self.flows)} flows, "
-            f"{self.rounds} rounds, digest {self.digest[:12]}>"
+            f"<Plan of {len(self.transfers)} transfers over {len(self.ranks)} ranks: "
+            f"{len(self.flows)} flows, {self.rounds} rounds, digest {self.digest[:12]}>"
         )
 
     def __str__(self) -> str:
