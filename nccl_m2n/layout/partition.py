@@ -45,11 +45,15 @@ class GridPartition:
     @cached_property
     def boxes(self) -> BoxPartition:
         """The same boxes, listed in row-major order."""
-        index = np.indices([len(d.start) for d in self.dims]).reshape(len(self.dims), -1)
-        start = np.stack([d.start[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
-        stop = np.stack([d.stop[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
-        groups = [d.group[i] for d, i in zip(self.dims, index, strict=True)]
-        return BoxPartition(start, stop, np.ravel_multi_index(groups, self.group_shape), self.holders)
+        counts = [len(d.start) for d in self.dims]
+        index = np.indices(counts).reshape(len(counts), math.prod(counts))
+        start = np.empty(index.T.shape, np.int64)
+        stop = np.empty(index.T.shape, np.int64)
+        holder = np.zeros(len(start), np.int64)
+        for d, dim in enumerate(self.dims):
+            start[:, d], stop[:, d] = dim.start[index[d]], dim.stop[index[d]]
+            holder = holder * len(dim.coordinates) + dim.group[index[d]]
+        return BoxPartition(start, stop, holder, self.holders)
 
 
 def grid_partition(mesh: Mesh, splits: Sequence[Split]) -> GridPartition:
