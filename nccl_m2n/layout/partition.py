@@ -82,8 +82,8 @@ def box_partition(ndim: int, pieces: Mapping[int, Sequence[Box]]) -> BoxPartitio
         for box in boxes:
             if box.size:
                 owners.setdefault(box, set()).add(rank)
-    start = np.array([b.start for b in owners], np.int64).reshape(-1, ndim)
-    stop = np.array([b.stop for b in owners], np.int64).reshape(-1, ndim)
+    start = np.array([b.start for b in owners], np.int64).reshape(len(owners), ndim)
+    stop = np.array([b.stop for b in owners], np.int64).reshape(len(owners), ndim)
     ranks = list(owners.values())
     if _any_overlap(start, stop):
         start, stop, ranks = _refine(start, stop, ranks)
