@@ -30,7 +30,7 @@ def meshes(draw: st.DrawFn, universe: int = 24, max_size: int = 24) -> Mesh:
     """Any distinct ranks below `universe`, in any order, on up to four axes."""
     shape: list[int] = []
     for _ in range(draw(st.sampled_from((1, 2, 2, 3, 4, 0)))):
-        limit = max(1, min(8, max_size // math.prod(shape)))
+        limit = max(1, min(8, max_size // math.prod(shape), universe // math.prod(shape)))
         shape.append(draw(st.sampled_from([n for n in (2, 3, 4, 1, 5, 6, 7, 8) if n <= limit])))
     ranks = draw(st.permutations(range(universe)))[: math.prod(shape)]
     return Mesh(_nested(ranks, shape))

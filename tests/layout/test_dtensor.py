@@ -39,9 +39,7 @@ def check(layout: Layout) -> None:
     array = naive.distinct(layout.shape)
     placements = list(map(theirs, layout.placements))
     assert Layout(layout.shape, layout.mesh, placements) == layout
-    for rank, at in zip(
-        layout.mesh.ranks, itertools.product(*map(range, layout.mesh.shape)), strict=True
-    ):
+    for rank, at in zip(layout.mesh.ranks, itertools.product(*map(range, layout.mesh.shape)), strict=True):
         shape, offset = utils._compute_local_shape_and_global_offset(
             layout.shape, layout.mesh.shape, list(at), placements
         )
@@ -76,10 +74,14 @@ def test_any(layout: Layout) -> None:
 
 def test_the_fsdp_over_tp_of_torch() -> None:
     """The table in the docstring of torch's ``_StridedShard``."""
-    layout = Layout((8, 8), Mesh([[0, 1], [2, 3]]), [dtensor._StridedShard(0, split_factor=2), dtensor.Shard(0)])
+    layout = Layout(
+        (8, 8), Mesh([[0, 1], [2, 3]]), [dtensor._StridedShard(0, split_factor=2), dtensor.Shard(0)]
+    )
     assert [layout.pieces(rank)[0].box.start[0] for rank in range(4)] == [0, 4, 2, 6]
 
 
 def test_partial_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected Shard.*, got Partial: .* still to be summed.*reduce them"):
+    with pytest.raises(
+        ValueError, match=r"expected Shard.*, got Partial: .* still to be summed.*reduce them"
+    ):
         Layout((8,), Mesh([0, 1]), [dtensor.Partial()])
