@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -63,3 +65,16 @@ def overlaps(starts: Ints, stops: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints,
     row, k = expand(np.where(lo < hi, last - first, 0).clip(min=0))
     interval = first[row] + k
     return row, interval, np.maximum(starts[interval], lo[row]), np.minimum(stops[interval], hi[row])
+
+
+def product_index(counts: Sequence[int]) -> Ints:
+    """Row-major indices of all combinations, shape ``(len(counts), product of counts)``."""
+    return np.indices(tuple(counts)).reshape(len(counts), math.prod(counts))
+
+
+def ravel_index(index: Ints, counts: Sequence[int]) -> Ints:
+    """Row-major numbers of combinations; the inverse of `product_index`."""
+    number = np.zeros(index.shape[1], np.int64)
+    for d, n in enumerate(counts):
+        number = number * n + index[d]
+    return number

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.layout.box import Box
-from nccl_m2n.layout.intervals import Ints, expand, overlaps
+from nccl_m2n.layout.intervals import Ints, expand, overlaps, product_index, ravel_index
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
 
@@ -45,15 +45,12 @@ class GridPartition:
     @cached_property
     def boxes(self) -> BoxPartition:
         """The same boxes, listed in row-major order."""
-        counts = [len(d.start) for d in self.dims]
-        index = np.indices(counts).reshape(len(counts), math.prod(counts))
-        start = np.empty(index.T.shape, np.int64)
-        stop = np.empty(index.T.shape, np.int64)
-        holder = np.zeros(len(start), np.int64)
-        for d, dim in enumerate(self.dims):
-            start[:, d], stop[:, d] = dim.start[index[d]], dim.stop[index[d]]
-            holder = holder * len(dim.coordinates) + dim.group[index[d]]
-        return BoxPartition(start, stop, holder, self.holders)
+        index = product_index([len(d.start) for d in self.dims])
+        start, stop = np.empty((2, index.shape[1], index.shape[0]), np.int64)
+        groups = np.empty_like(index)
+        for d, (dim, i) in enumerate(zip(self.dims, index, strict=True)):
+            start[:, d], stop[:, d], groups[d] = dim.start[i], dim.stop[i], dim.group[i]
+        return BoxPartition(start, stop, ravel_index(groups, self.group_shape), self.holders)
 
 
 def grid_partition(mesh: Mesh, splits: Sequence[Split]) -> GridPartition:
