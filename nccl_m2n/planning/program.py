@@ -210,6 +210,9 @@ def _places(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tupl
         layout = template.source if side == "source" else template.destination
         used, which = np.unique(stream.cell[rows_of_template], return_inverse=True)
         box, local = layout.locate(rank, template.cells.start[used])
+        if side == "source":  # one place will do to read from
+            box, first = np.unique(box, return_index=True)
+            local = local[first]
         counts = np.bincount(box, minlength=len(used))
         row, k = expand(counts[which])
         found = (np.cumsum(counts) - counts)[which[row]] + k
