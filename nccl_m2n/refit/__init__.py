@@ -4,5 +4,9 @@
 from __future__ import annotations
 
 from nccl_m2n.refit.manifest import Manifest, TensorInfo
+from nccl_m2n.refit.parallelism import Parallelism
+from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.refit.placing import layouts
+from nccl_m2n.refit.rules import Rule, load_rules, rules_for
 
-__all__ = ["Manifest", "TensorInfo"]
+__all__ = ["Manifest", "Parallelism", "Parameter", "Rule", "TensorInfo", "layouts", "load_rules", "rules_for"]

@@ -137,10 +137,8 @@ class Manifest(Mapping[str, TensorInfo]):
 
     def select(self, keep: str | Callable[[str], bool]) -> Manifest:
         """The part whose names match a shell-style pattern, or for which ``keep(name)`` is true."""
-        if isinstance(keep, str):
-            pattern = keep
-            keep = lambda name: fnmatch.fnmatchcase(name, pattern)  # noqa: E731
-        kept = {name: info for name, info in self._tensors.items() if keep(name)}
+        wanted = (lambda name: fnmatch.fnmatchcase(name, keep)) if isinstance(keep, str) else keep
+        kept = {name: info for name, info in self._tensors.items() if wanted(name)}
         return Manifest(kept, self.label, self.config)
 
     def __getitem__(self, name: str) -> TensorInfo:
