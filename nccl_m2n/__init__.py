@@ -12,6 +12,7 @@ from nccl_m2n.errors import (
     VerificationError,
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
+from nccl_m2n.planning import Plan, Topology, Transfer, plan
 
 __version__ = "0.1.0"
 
@@ -25,12 +26,16 @@ __all__ = [
     "Mesh",
     "Piece",
     "Placement",
+    "Plan",
     "PlanError",
     "Replicate",
     "Segment",
     "Shard",
     "StridedShard",
+    "Topology",
+    "Transfer",
     "TransferTimeout",
     "TransportError",
     "VerificationError",
+    "plan",
 ]

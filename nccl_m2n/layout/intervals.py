@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -63,3 +65,25 @@ def overlaps(starts: Ints, stops: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints,
     row, k = expand(np.where(lo < hi, last - first, 0).clip(min=0))
     interval = first[row] + k
     return row, interval, np.maximum(starts[interval], lo[row]), np.minimum(stops[interval], hi[row])
+
+
+def product_index(counts: Sequence[int]) -> Ints:
+    """Row-major indices of all combinations, shape ``(len(counts), product of counts)``.
+
+    As ``numpy.indices(counts).reshape(len(counts), -1)``, for scalars too.
+    """
+    total = math.prod(counts)
+    index = np.empty((len(counts), total), np.int64)
+    inner = total
+    for d, n in enumerate(counts):
+        inner //= max(n, 1)
+        index[d] = np.arange(total) // max(inner, 1) % max(n, 1)
+    return index
+
+
+def ravel_index(index: Ints, counts: Sequence[int]) -> Ints:
+    """Row-major numbers of combinations; the inverse of `product_index`."""
+    number = np.zeros(index.shape[1], np.int64)
+    for d, n in enumerate(counts):
+        number = number * n + index[d]
+    return number

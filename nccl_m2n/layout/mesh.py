@@ -90,7 +90,9 @@ class Mesh:
             LayoutError: If the rank is not in the mesh.
         """
         if rank not in self.index:
-            raise LayoutError(f"rank {rank} is not in {self!r}; its ranks are {_short(sorted(self.ranks))}")
+            raise LayoutError(
+                f"rank {rank} is not in {self!r}; its ranks are {short_ranks(sorted(self.ranks))}"
+            )
         return tuple(int(i) for i in np.unravel_index(self.index[rank], self.shape))
 
     @cached_property
@@ -110,7 +112,7 @@ class Mesh:
     def __str__(self) -> str:
         axes = self.names or ("",) * self.ndim
         grid = " × ".join(f"{name} {n}".strip() for name, n in zip(axes, self.shape, strict=True))
-        return f"{grid or '1'} over ranks {_short(sorted(self.ranks))}"
+        return f"{grid or '1'} over ranks {short_ranks(sorted(self.ranks))}"
 
 
 def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
@@ -130,7 +132,7 @@ def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _short(ranks: Sequence[int]) -> str:
+def short_ranks(ranks: Sequence[int]) -> str:
     """Ranks for people: runs as ``first-last``."""
     runs: list[list[int]] = []
     for rank in ranks:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.layout.box import Box
-from nccl_m2n.layout.intervals import Ints, overlaps
+from nccl_m2n.layout.intervals import Ints, overlaps, product_index, ravel_index
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
 
@@ -45,11 +45,12 @@ class GridPartition:
     @cached_property
     def boxes(self) -> BoxPartition:
         """The same boxes, listed in row-major order."""
-        index = np.indices([len(d.start) for d in self.dims]).reshape(len(self.dims), -1)
-        start = np.stack([d.start[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
-        stop = np.stack([d.stop[i] for d, i in zip(self.dims, index, strict=True)], axis=1)
-        groups = [d.group[i] for d, i in zip(self.dims, index, strict=True)]
-        return BoxPartition(start, stop, np.ravel_multi_index(groups, self.group_shape), self.holders)
+        index = product_index([len(d.start) for d in self.dims])
+        start, stop = np.empty((2, index.shape[1], index.shape[0]), np.int64)
+        groups = np.empty_like(index)
+        for d, (dim, i) in enumerate(zip(self.dims, index, strict=True)):
+            start[:, d], stop[:, d], groups[d] = dim.start[i], dim.stop[i], dim.group[i]
+        return BoxPartition(start, stop, ravel_index(groups, self.group_shape), self.holders)
 
 
 def grid_partition(mesh: Mesh, splits: Sequence[Split]) -> GridPartition:

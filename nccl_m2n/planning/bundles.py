@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles: all bytes, over all tensors, with the same holders and the same needers.
+
+A bundle is one byte stream: tensors by the power-of-two part of their element size, largest first (so
+that every cell starts at a multiple of it and no padding is needed), then in the plan's order;
+within a tensor its cells in the sweep's order. Transfers with equal layouts share a *template*, so a
+model of thousands of layers of a dozen shapes costs a dozen overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nccl_m2n.dtypes import element_unit
+from nccl_m2n.errors import PlanError
+from nccl_m2n.layout import Layout
+from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.planning.overlap import Cells, overlap
+from nccl_m2n.planning.ranksets import RankSets
+from nccl_m2n.planning.transfer import Transfer
+
+BUNDLE = np.dtype(
+    [
+        ("bytes", "i8"),  # length of the stream
+        ("holders", "i8"),  # rank set that has the bytes
+        ("needers", "i8"),  # rank set that wants them
+        ("remote", "i8"),  # rank set of the needers that are not holders too
+    ]
+)
+
+# The cells of one template that lie in one bundle: a block of the stream, once for each of its transfers.
+BLOCK = np.dtype(
+    [
+        ("template", "i8"),
+        ("bundle", "i8"),
+        ("first", "i8"),  # first of its cells in the template's sorted cells
+        ("cells", "i8"),
+        ("bytes", "i8"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Template:
+    """What all transfers with the same layouts and wire element size share."""
+
+    source: Layout
+    destination: Layout
+    item: int  # bytes of an element on the wire
+    cells: Cells
+    order: Ints  # cells sorted by bundle
+    offset: Ints  # (cells,) byte offset of each sorted cell within its block
+    transfers: Ints  # numbers of the transfers, in stream order
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """The bundles of a plan and what they are made of."""
+
+    table: np.ndarray  # BUNDLE
+    blocks: np.ndarray  # BLOCK, by template and then by bundle
+    templates: tuple[Template, ...]
+    stream_order: Ints  # (transfers,) place of each transfer in every stream
+    sets: RankSets
+
+    @cached_property
+    def flat(self) -> FlatTemplates:
+        """All templates' tables, end to end."""
+        none = np.zeros(0, np.int64)
+        return FlatTemplates(
+            np.array([len(t.transfers) for t in self.templates], np.int64),
+            np.concatenate([none, *[t.transfers for t in self.templates]]),
+            np.cumsum([0] + [len(t.order) for t in self.templates]),
+            np.concatenate([none, *[t.order for t in self.templates]]),
+            np.concatenate([none, *[t.offset for t in self.templates]]),
+            np.concatenate([none, *[(t.cells.size * t.item)[t.order] for t in self.templates]]),
+        )
+
+
+@dataclass(frozen=True)
+class FlatTemplates:
+    """The tables of all templates, end to end."""
+
+    uses: Ints  # (templates,) transfers of each
+    transfers: Ints  # transfer numbers
+    first: Ints  # (templates,) where each one's cells start below
+    cell: Ints  # cell numbers, sorted by bundle
+    offset: Ints  # bytes within the block
+    size: Ints  # bytes
+
+
+def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
+    """Group the cells of all transfers by who holds and who needs them."""
+    members = _group_transfers(transfers)
+    order = sorted(range(len(transfers)), key=lambda i: -element_unit(transfers[i].wire_size))
+    stream_order = np.empty(len(transfers), np.int64)
+    stream_order[order] = np.arange(len(transfers))
+    sets = RankSets()
+    found = [overlap(t.source, t.destination) for t in (transfers[m[0]] for m in members)]
+    pairs = [_set_pairs(cells, sets) for cells in found]
+    key = np.concatenate([np.zeros(0, np.int64), *[h * len(sets) + n for h, n in pairs]])
+    names, bundle = np.unique(key, return_inverse=True)
+    ends = np.cumsum([0] + [len(h) for h, _ in pairs])
+    templates, blocks = [], []
+    for number, (cells, group) in enumerate(zip(found, members, strict=True)):
+        first = transfers[group[0]]
+        mine = bundle[ends[number] : ends[number + 1]]
+        sort = np.argsort(mine, kind="stable")
+        size = cells.size[sort] * first.wire_size
+        block = _blocks(number, mine[sort], size)
+        before = np.cumsum(size) - size
+        offset = before - np.repeat(before[block["first"]], block["cells"])
+        users = np.array(sorted(group, key=lambda i: stream_order[i]), np.int64)
+        templates.append(
+            Template(first.source, first.destination, first.wire_size, cells, sort, offset, users)
+        )
+        blocks.append(block)
+    table = np.zeros(len(names), BUNDLE)
+    table["holders"], table["needers"] = np.divmod(names, max(len(sets), 1))
+    table["remote"] = _remote_needers(table, sets)
+    every = np.concatenate([np.zeros(0, BLOCK), *blocks])
+    uses = np.array([len(t.transfers) for t in templates], np.int64)
+    np.add.at(table["bytes"], every["bundle"], every["bytes"] * uses[every["template"]])
+    return Bundles(table, every, tuple(templates), stream_order, sets)
+
+
+def _group_transfers(transfers: Sequence[Transfer]) -> list[list[int]]:
+    """Numbers of the transfers that share a template, refusing two of one name."""
+    names: dict[str, int] = {}
+    groups: dict[tuple[Layout, Layout, int], list[int]] = {}
+    for number, transfer in enumerate(transfers):
+        if names.setdefault(transfer.name, number) != number:
+            raise PlanError(
+                f"expected one transfer of each name, got {transfer.name!r} twice: transfers "
+                f"{names[transfer.name]} and {number}; give each its own name"
+            )
+        groups.setdefault((transfer.source, transfer.destination, transfer.wire_size), []).append(number)
+    return list(groups.values())
+
+
+def _set_pairs(cells: Cells, sets: RankSets) -> tuple[Ints, Ints]:
+    """Numbers of the holder set and of the needer set of each cell."""
+    made = []
+    for which, ranks in ((cells.holder, cells.holders), (cells.needer, cells.needers)):
+        used, inverse = np.unique(which, return_inverse=True)
+        made.append(np.array([sets.number(ranks[i]) for i in used.tolist()], np.int64)[inverse])
+    return made[0], made[1]
+
+
+def _remote_needers(table: np.ndarray, sets: RankSets) -> Ints:
+    """Rank set of each bundle's needers that are not holders too."""
+    everyone = [
+        np.unique(
+            np.concatenate([np.zeros(0, np.int64), *[sets[i] for i in np.unique(table[side]).tolist()]])
+        )
+        for side in ("holders", "needers")
+    ]
+    if not len(np.intersect1d(*everyone)):
+        return table["needers"]
+    pairs = zip(table["holders"].tolist(), table["needers"].tolist(), strict=True)
+    return np.array(
+        [sets.number(np.setdiff1d(sets[n], sets[h], assume_unique=True)) for h, n in pairs], np.int64
+    )
+
+
+def _blocks(template: int, bundle: Ints, size: Ints) -> np.ndarray:
+    """The runs of equal bundle numbers."""
+    first = np.flatnonzero(np.append(True, bundle[1:] != bundle[:-1])[: len(bundle)])
+    block = np.zeros(len(first), BLOCK)
+    block["template"], block["bundle"], block["first"] = template, bundle[first], first
+    block["cells"] = np.diff(np.append(first, len(bundle)))
+    block["bytes"] = np.add.reduceat(size, first) if len(first) else 0
+    return block
+
+
+@dataclass(frozen=True)
+class StreamCells:
+    """The cells of some bundles in stream order, with where each lies."""
+
+    bundle: Ints
+    start: Ints  # byte offset in the bundle's stream
+    size: Ints  # bytes
+    transfer: Ints
+    template: Ints
+    cell: Ints  # number in the template's cells
+
+
+def stream_cells(bundles: Bundles, wanted: Ints) -> StreamCells:
+    """The cells of the `wanted` bundles (numbers, ascending), by bundle and place in its stream."""
+    mask = np.zeros(len(bundles.table), bool)
+    mask[wanted] = True
+    blocks = bundles.blocks[mask[bundles.blocks["bundle"]]]
+    flat = bundles.flat
+    row, k = expand(flat.uses[blocks["template"]])
+    block = blocks[row]
+    transfer = flat.transfers[(np.cumsum(flat.uses) - flat.uses)[block["template"]] + k]
+    order = np.lexsort((bundles.stream_order[transfer], block["bundle"]))
+    block, transfer = block[order], transfer[order]
+    before = np.cumsum(block["bytes"]) - block["bytes"]
+    opens = np.append(True, block["bundle"][1:] != block["bundle"][:-1])[: len(block)]
+    start = before - before[opens][np.cumsum(opens) - 1] if len(block) else before
+    row, k = expand(block["cells"])
+    at = (flat.first[block["template"]] + block["first"])[row] + k
+    return StreamCells(
+        block["bundle"][row],
+        start[row] + flat.offset[at],
+        flat.size[at],
+        transfer[row],
+        block["template"][row],
+        flat.cell[at],
+    )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Feeds: which groups of ranks each bundle enters, from which senders, in which chains.
+
+A *feed* is one group of needers, in one domain, that takes in a bundle's stream once, each member
+an entry of its own share. Feeds of a *strand* form a chain: the senders feed the first, the entries of
+each feed the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.planning.bundles import Bundles
+from nccl_m2n.planning.ranksets import RankSets, RankTable
+from nccl_m2n.planning.topology import Topology
+
+# A source that sends this much more than the busiest needer receives is spared by handing on.
+TOLERANCE = 1.02
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """One row a feed, by bundle; the feeds of a strand follow each other in chain order."""
+
+    bundle: Ints
+    group: Ints  # rank set whose members share the stream out
+    senders: Ints  # rank set that feeds the strand
+    strand: Ints  # ascending
+    depth: Ints  # place in the strand's chain
+    network: np.ndarray  # bool: enters over the network, else within the domain
+
+
+@dataclass(frozen=True)
+class _Sites:
+    """Needers of each bundle by domain."""
+
+    bundle: Ints
+    group: Ints
+    senders: Ints
+    network: np.ndarray
+
+
+def make_feeds(bundles: Bundles, topology: Topology) -> Feeds:
+    """Decide how every bundle reaches every domain that needs it: once over the network, if at all."""
+    sites = _split_by_domain(bundles, topology)
+    sites = _spread_within_domains(bundles, topology, sites)
+    table = bundles.sets.table()
+    fed = _sources_feed(bundles, table, sites, topology)
+    return _chain(sites, fed)
+
+
+def _split_by_domain(bundles: Bundles, topology: Topology) -> _Sites:
+    """The needers of each bundle, domain by domain, with the ranks that may send to them."""
+    sets, domain_of = bundles.sets, topology.domain_table
+    used, which = np.unique(bundles.table["remote"], return_inverse=True)
+    parts = [_domains(sets, n, domain_of) for n in used.tolist()]
+    row, k = expand(np.array([len(p) for p in parts], np.int64)[which])
+    first = np.cumsum([0] + [len(p) for p in parts])
+    flat = np.array([pair for p in parts for pair in p], np.int64).reshape(-1, 2)
+    domain, group = flat[first[which[row]] + k].T
+    holders = bundles.table["holders"][row]
+    used_holders, which_holder = np.unique(holders, return_inverse=True)
+    inside = np.full((len(used_holders), len(topology.domains)), -1, np.int64)
+    for i, h in enumerate(used_holders.tolist()):
+        for d, subset in _domains(sets, h, domain_of):
+            inside[i, d] = subset
+    local = inside[which_holder, domain]
+    network = local < 0
+    return _Sites(row, group, np.where(network, holders, local), network)
+
+
+def _domains(sets: RankSets, number: int, domain_of: Ints) -> list[tuple[int, int]]:
+    """The parts of a rank set that lie in each domain, as (domain, rank set), by domain."""
+    ranks = sets[number]
+    if not len(ranks):
+        return []
+    domains = domain_of[ranks]
+    if (domains == domains[0]).all():
+        return [(int(domains[0]), number)]
+    order = np.argsort(domains, kind="stable")
+    ranks, domains = ranks[order], domains[order]
+    cuts = [0, *(np.flatnonzero(domains[1:] != domains[:-1]) + 1).tolist(), len(ranks)]
+    return [(int(domains[a]), sets.number(ranks[a:b])) for a, b in itertools.pairwise(cuts)]
+
+
+def _spread_within_domains(bundles: Bundles, topology: Topology, sites: _Sites) -> _Sites:
+    """Within a domain, let holders serve every needer, unless they would send more than needers receive.
+
+    Where they would, needers of a bundle stay one group: each takes a share and hands it on.
+    """
+    world, table = len(topology.domain_table), bundles.sets.table()
+    inside = np.flatnonzero(~sites.network & (table.counts[sites.group] > 1))
+    if not len(inside):
+        return sites
+    near = np.flatnonzero(~sites.network)
+    size, copies = bundles.table["bytes"][sites.bundle[near]], table.counts[sites.group[near]]
+    sent = table.spread(sites.senders[near], size * copies, world)
+    received = table.spread(sites.group[near], size * copies, world)
+    domain = np.minimum(topology.domain_table, len(topology.domains) - 1)
+    most = np.zeros((2, len(topology.domains)), np.int64)
+    for load, loads in zip(most, (sent, received), strict=True):
+        np.maximum.at(load, domain, loads)
+    calm = most[0] <= TOLERANCE * most[1]
+    split = ~sites.network & calm[domain[table.flat[table.first[sites.group]]]]
+    split |= ~sites.network & (table.counts[sites.group] <= table.counts[sites.senders])
+    singles = np.zeros(world, np.int64)
+    for rank in np.unique(table.members(sites.group[split])[1]).tolist():
+        singles[rank] = bundles.sets.number(np.array([rank], np.int64))
+    row, k = expand(np.where(split, table.counts[sites.group], 1))
+    group = sites.group[row]
+    alone = singles[table.flat[np.minimum(table.first[group] + k, len(table.flat) - 1)]]
+    return _Sites(
+        sites.bundle[row], np.where(split[row], alone, group), sites.senders[row], sites.network[row]
+    )
+
+
+def _sources_feed(bundles: Bundles, table: RankTable, sites: _Sites, topology: Topology) -> int:
+    """How many domains the sources feed themselves: as many as keep them no busier than any needer."""
+    world = len(topology.domain_table)
+    sets, size = bundles.table["holders"], bundles.table["bytes"]
+    domains = np.bincount(sites.bundle[sites.network], minlength=len(size))
+    most = int(domains.max(initial=0))
+    far = np.flatnonzero(sites.network)
+    received = table.spread(sites.group[far], size[sites.bundle[far]], world).max(initial=0)
+    lo, hi = 1, max(most, 1)
+    while lo < hi:
+        middle = (lo + hi + 1) // 2
+        sent = table.spread(sets, size * np.minimum(domains, middle), world).max(initial=0)
+        lo, hi = (middle, hi) if sent <= TOLERANCE * received else (lo, middle - 1)
+    return lo
+
+
+def _chain(sites: _Sites, fed: int) -> Feeds:
+    """Link the network sites of each bundle in at most `fed` chains of nearly equal length."""
+    new = np.append(True, sites.bundle[1:] != sites.bundle[:-1])[: len(sites.bundle)]
+    order = np.cumsum(sites.network) - sites.network
+    opens = np.flatnonzero(new)
+    nth = order - np.repeat(order[opens], np.diff(np.append(opens, len(new))))
+    count = np.bincount(sites.bundle[sites.network], minlength=int(sites.bundle.max(initial=-1)) + 1)[
+        sites.bundle
+    ]
+    chains = np.maximum(np.minimum(count, fed), 1)
+    chain = nth * chains // np.maximum(count, 1)
+    depth = np.where(sites.network, nth - -(-chain * count // chains), 0)
+    # Sites within domains stand alone; those of the network come first, so that a chain is not interrupted.
+    sort = np.lexsort((~sites.network, sites.bundle)) if sites.network.any() else np.arange(len(new))
+    starts = (depth == 0)[sort]
+    return Feeds(
+        sites.bundle[sort],
+        sites.group[sort],
+        sites.senders[sort],
+        np.cumsum(starts) - 1,
+        depth[sort],
+        sites.network[sort],
+    )

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to route bundles: ours, and the two that it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.planning.bundles import Bundles
+from nccl_m2n.planning.feeds import Feeds, make_feeds
+from nccl_m2n.planning.routes import FLOW, HOP, Routes, route_feeds, sort_hops
+from nccl_m2n.planning.topology import Topology
+
+
+def reshard(bundles: Bundles, topology: Topology) -> Routes:
+    """Once into each domain, all NICs sharing evenly, replicas exchanging within."""
+    return route_feeds(bundles, topology, make_feeds(bundles, topology))
+
+
+def direct(bundles: Bundles, topology: Topology) -> Routes:
+    """A holder serves every needer by itself: no byte is ever handed on."""
+    row, needer = bundles.sets.table().members(bundles.table["remote"])
+    names, which = np.unique(needer, return_inverse=True)
+    group = np.array([bundles.sets.number(np.array([r], np.int64)) for r in names.tolist()], np.int64)[which]
+    holders = bundles.table["holders"][row]
+    domain_of = topology.domain_table
+    near = [
+        np.isin(domain_of[r], domain_of[bundles.sets[h]]).item()
+        for r, h in zip(needer.tolist(), holders.tolist(), strict=True)
+    ]
+    network = ~np.array(near, bool)
+    senders = [
+        h if far else bundles.sets.number(_inside(bundles.sets[h], domain_of, int(domain_of[r])))
+        for r, h, far in zip(needer.tolist(), holders.tolist(), network.tolist(), strict=True)
+    ]
+    index = np.arange(len(row))
+    feeds = Feeds(row, group, np.array(senders, np.int64), index, np.zeros_like(index), network)
+    return route_feeds(bundles, topology, feeds)
+
+
+def _inside(ranks: Ints, domain_of: Ints, domain: int) -> Ints:
+    return ranks[domain_of[ranks] == domain]
+
+
+def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
+    """Every bundle goes to the first source rank and from there, whole, to every destination rank.
+
+    Domains are entered by their first destination rank, one after another, as a ring would.
+    """
+    table, sets, domain_of = bundles.table, bundles.sets.table(), topology.domain_table
+    if not len(table):
+        return Routes(np.zeros(0, FLOW), np.zeros(0, HOP))
+    root = int(sets.members(table["holders"])[1].min())
+    everyone = np.unique(sets.members(table["needers"])[1])
+    flows = np.zeros(len(table), FLOW)
+    flows["bundle"], flows["stop"] = np.arange(len(table)), table["bytes"]
+    has_root = sets.containing(root)[table["holders"]]
+    flows["sender"] = np.where(has_root, root, sets.flat[sets.first[table["holders"]]])
+    gather = np.flatnonzero(~has_root)
+    made = [_hop_rows(gather, flows["sender"][gather], root, 0, domain_of)]
+    late = np.where(has_root, 0, 1)
+    domains = np.unique(domain_of[everyone])
+    home = domain_of[root]
+    order = [home, *[d for d in domains.tolist() if d != home]] if home in domains else domains.tolist()
+    every, last, depth = np.arange(len(table)), root, late
+    for domain in order:
+        members = everyone[domain_of[everyone] == domain]
+        inside = domain == home
+        entry = root if inside else int(members[0])
+        if not inside:
+            made.append(_hop_rows(every, np.full(len(every), last), entry, depth, domain_of))
+            depth = depth + 1
+        row, k = expand(np.full(len(every), len(members)))
+        made.append(_hop_rows(row, np.full(len(row), entry), members[k], depth[row], domain_of))
+        last = entry
+    hops = np.concatenate(made)
+    hops = hops[hops["destination"] != hops["source"]]
+    hops = hops[(hops["destination"] != root) | (hops["depth"] == 0)]  # the root has it by now
+    return Routes(flows, sort_hops(hops))
+
+
+def _hop_rows(
+    flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, domain_of: Ints
+) -> np.ndarray:
+    hops = np.zeros(len(flow), HOP)
+    hops["flow"], hops["source"], hops["destination"], hops["depth"] = flow, source, destination, depth
+    hops["network"] = domain_of[hops["source"]] != domain_of[hops["destination"]]
+    return hops
+
+
+METHODS: dict[str, Callable[[Bundles, Topology], Routes]] = {
+    "reshard": reshard,
+    "direct": direct,
+    "gather_broadcast": gather_broadcast,
+}
