@@ -42,7 +42,7 @@ static unsigned __float_as_uint(float f) { unsigned x; std::memcpy(&x, &f, 4); r
 
 #include KERNEL
 
-extern "C" void launch(const i64* copies, const int* first_tile, int count, int tiles, int blocks) {
+extern "C" void launch(const i64* rows, const i64* shapes, const int* first_tile, int count, int tiles, int blocks) {
   gridDim.x = blocks;
   for (int block = 0; block < blocks; ++block)
     for (int warp = 0; warp < WARPS_PER_BLOCK; ++warp) {
@@ -51,7 +51,7 @@ extern "C" void launch(const i64* copies, const int* first_tile, int count, int 
       for (int lane = 0; lane < WARP; ++lane)
         lanes.emplace_back([=] {
           threadIdx.x = warp * WARP + lane;
-          copy_parts(copies, first_tile, count, tiles);
+          copy_parts(rows, shapes, first_tile, count, tiles);
         });
       for (auto& lane : lanes) lane.join();
     }

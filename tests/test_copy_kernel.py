@@ -14,7 +14,7 @@ import pytest
 from copies import boxes_of, numpy_dtype
 from test_descriptors import scattered
 
-from nccl_m2n.execution.descriptors import join, packed_boxes
+from nccl_m2n.execution.descriptors import join, packed_boxes, split_shapes
 from nccl_m2n.execution.lower import launches
 
 pytestmark = pytest.mark.skipif(
@@ -33,10 +33,9 @@ def launch(tmp_path_factory):
 
     def run(copies, blocks=2):
         table = launches(copies, np.zeros(len(copies), np.int64), 1)
-        first = table.first_tile.astype(np.int32)
+        tables = (*split_shapes(table.copies), table.first_tile.astype(np.int32))
         function(
-            table.copies.ctypes.data_as(ctypes.c_void_p),
-            first.ctypes.data_as(ctypes.c_void_p),
+            *(np.ascontiguousarray(one).ctypes.data_as(ctypes.c_void_p) for one in tables),
             len(table.copies),
             int(table.tiles[0]),
             blocks,

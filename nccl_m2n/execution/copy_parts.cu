@@ -17,9 +17,12 @@ typedef unsigned long long u64;
 #define TILE_BYTES 4096  // also in descriptors.py
 #define ALL_LANES 0xffffffffu
 
-// The fields of `COPY`, in its order. 32 of them: each lane of a warp fetches one.
+// The fields of `COPY`, in its order. 32 of them: each lane of a warp fetches one. The first four come from
+// the copy's own row, where the number of its shape follows them; the others from that shape.
+#define PLACE_FIELDS 4
+#define SHAPE_FIELDS (WARP - PLACE_FIELDS)
 struct Copy {
-  i64 source, destination, run, start, stop, source_unit, destination_unit, cast;
+  i64 source, destination, start, stop, run, source_unit, destination_unit, cast;
   i64 extent[DIMENSIONS], source_stride[DIMENSIONS], destination_stride[DIMENSIONS];
 };
 
@@ -226,18 +229,20 @@ __device__ void cast(const Copy& copy, const Tile& here, const i64* index, int l
 }
 
 extern "C" __global__ void __launch_bounds__(WARP* WARPS_PER_BLOCK, BLOCKS_PER_SM)
-    copy_parts(const i64* copies, const int* first_tile, int count, int tiles) {
+    copy_parts(const i64* rows, const i64* shapes, const int* first_tile, int count, int tiles) {
   __shared__ Copy held[WARPS_PER_BLOCK];
   __shared__ i64 indices[WARPS_PER_BLOCK][DIMENSIONS];
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   Copy& copy = held[warp];
   i64* index = indices[warp];
   for (int tile = blockIdx.x * WARPS_PER_BLOCK + warp; tile < tiles; tile += gridDim.x * WARPS_PER_BLOCK) {
-    int row = find_copy(first_tile, count, tile, lane);
+    int number = find_copy(first_tile, count, tile, lane);
+    const i64* row = rows + (i64)number * (PLACE_FIELDS + 1);
+    const i64* shape = shapes + row[PLACE_FIELDS] * SHAPE_FIELDS;
     __syncwarp();  // the last tile's fields may still be in use
-    ((i64*)&copy)[lane] = copies[(i64)row * WARP + lane];
+    ((i64*)&copy)[lane] = lane < PLACE_FIELDS ? row[lane] : shape[lane - PLACE_FIELDS];
     __syncwarp();
-    Tile here = begin_tile(copy, index, tile - first_tile[row], lane);
+    Tile here = begin_tile(copy, index, tile - first_tile[number], lane);
     if (copy.cast) {
       cast<4>(copy, here, index, lane);
       continue;

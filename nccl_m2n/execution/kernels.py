@@ -12,6 +12,7 @@ import numpy as np
 
 from nccl_m2n.transport.gpu import import_cupy
 
+from .descriptors import split_shapes
 from .lower import Launches
 
 WARPS_PER_BLOCK = 8  # also in copy_parts.cu
@@ -56,13 +57,14 @@ class CopyTables:
         with cupy.cuda.Device(device):
             stream = cupy.cuda.Stream(non_blocking=True)
             with stream:
-                self._copies = cupy.asarray(launches.copies.view(np.int64))
+                rows, shapes = split_shapes(launches.copies)
+                self._rows, self._shapes = cupy.asarray(rows), cupy.asarray(shapes)
                 self._first_tile = cupy.asarray(launches.first_tile.astype(np.int32))
             stream.synchronize()  # the launches come on other streams, and must not find half a table
             multiprocessors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         self._function, self._device = copy_kernel(device), device
         self._most_blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR
-        self.nbytes = int(self._copies.nbytes + self._first_tile.nbytes)
+        self.nbytes = int(self._rows.nbytes + self._shapes.nbytes + self._first_tile.nbytes)
         self.launches = [
             self._launch(int(first), int(stop - first), int(tiles))
             for first, stop, tiles in zip(
@@ -74,9 +76,9 @@ class CopyTables:
         """The launch of some rows; None where there is nothing to copy."""
         if count == 0:
             return None
-        row_bytes = self._copies.nbytes // max(1, len(self._first_tile))
         arguments = (
-            np.int64(self._copies.data.ptr + first * row_bytes),
+            np.int64(self._rows.data.ptr + first * self._rows.strides[0]),
+            np.int64(self._shapes.data.ptr),
             np.int64(self._first_tile.data.ptr + first * self._first_tile.itemsize),
             np.int32(count),
             np.int32(tiles),
