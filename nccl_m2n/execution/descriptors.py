@@ -144,7 +144,7 @@ def trim(copies: Table) -> tuple[Table, Mask]:
             within[side] += index * within[f"{side}_stride"][:, dimension]
             within[f"{side}_stride"][:, dimension] = 0
     within["stop"] -= within["start"]
-    within["start"], within["run"], within["extent"] = 0, ENDLESS, 1
+    within["start"], within["run"], within["extent"] = 0, within["stop"], 1
     copies[single] = within
     return copies, single
 
@@ -179,10 +179,9 @@ def widen(copies: Table) -> tuple[Table, Ints]:
         tails[side] += tails["stop"] - rest
         tails[f"{side}_unit"] = 1
         rows[f"{side}_unit"] = width
-    tails["stop"] = rest
+    tails["run"] = tails["stop"] = rest
     for field in ("run", "start", "stop"):
         rows[field] //= width
-    rows["run"][single] = tails["run"] = ENDLESS
     bare = np.flatnonzero(plain)
     result = np.concatenate([rows, copies[~plain], tails])
     origin = np.concatenate([bare, np.flatnonzero(~plain), bare[has_rest]])
@@ -204,6 +203,8 @@ def split_shapes(copies: Table) -> tuple[Ints, Ints]:
     Returns:
         Rows of `PLACE_FIELDS` and the number of a shape; shapes of the rest of `COPY`'s fields.
     """
+    copies = copies.copy()
+    copies["run"][(copies["extent"] == 1).all(axis=1)] = ENDLESS  # its length is in the row already
     fields = copies.view(np.int64).reshape(len(copies), -1)
     place, shape = fields[:, :PLACE_FIELDS], np.ascontiguousarray(fields[:, PLACE_FIELDS:])
     whole = shape.view(np.dtype((np.void, shape.itemsize * shape.shape[1])))[:, 0]

@@ -7,72 +7,52 @@ round x + 1 sends. All tables, addresses and calls are prepared when bound; a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
-from nccl_m2n.dtypes import item_size
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.kernels import CopyTables
+from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from nccl_m2n.execution.streams import stream_of
+from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, Message
 from nccl_m2n.transport.gpu import import_cupy
-
-from .formats import format_number
-from .kernels import CopyTables
-from .lower import Arrays, Wire, lower, place
-from .streams import stream_of
-
-Views = Sequence[Any]  # one `ArrayView` a transfer, or None
 
 
 class DeviceExecutor:
     """The programs of this process's ranks, bound to device arrays.
 
-    Collective: makes NCCL's connections. Whatever can be wrong with the arguments must have been found,
-    and agreed on, before.
-
     Args:
         transport: An `NcclTransport`.
-        transfers: The plan's transfers.
-        programs: For each local rank its program.
-        sources: For each local rank one `ArrayView` a transfer, None where it has no array.
-        destinations: Likewise.
+        tasks: For each local rank its program and its source and destination arrays.
+        wire: What elements are on the wire.
     """
 
     def __init__(
-        self,
-        transport: Any,
-        transfers: Sequence[Any],
-        programs: Mapping[int, Any],
-        sources: Mapping[int, Views],
-        destinations: Mapping[int, Views],
+        self, transport: Any, tasks: Mapping[int, tuple[Program, Arrays, Arrays]], wire: Wire
     ) -> None:
         self._transport = transport
-        self._ranks = [
-            _Rank(transport.devices[rank], transfers, programs[rank], sources[rank], destinations[rank])
-            for rank in transport.local_ranks
+        self._ranks = [_Rank(transport.devices[rank], *task, wire) for rank, task in sorted(tasks.items())]
+        rounds = max((one.program.rounds for one in self._ranks), default=0)
+        listed = [one.messages_by_round() for one in self._ranks]
+        self._groups = [
+            transport.prepare([message for by_round in listed for message in by_round[x]])
+            for x in range(rounds)
         ]
-        self._rounds = self._ranks[0].program.rounds
-        transport.connect(
+        self.staging_bytes = sum(one.staging_bytes for one in self._ranks)
+        self._graph: Any = None
+        self._ran = False
+
+    def connect(self) -> None:
+        """Make the connections that the program uses. Collective: only after all ranks have agreed."""
+        self._transport.connect(
             (one.program.rank, peer, send)
             for one in self._ranks
             for peer, send in zip(
                 one.program.messages["peer"].tolist(), one.program.messages["send"].tolist(), strict=True
             )
         )
-        listed = [one.messages_by_round() for one in self._ranks]
-        self._groups = [
-            transport.prepare([message for by_round in listed for message in by_round[x]])
-            for x in range(self._rounds)
-        ]
-        self._graph: Any = None
-        self._ran = False
-
-    @property
-    def staging_bytes(self) -> int:
-        """Device memory held for staging by all local ranks."""
-        return sum(one.staging_bytes for one in self._ranks)
 
     @property
     def table_bytes(self) -> int:
@@ -84,7 +64,7 @@ class DeviceExecutor:
         """Whether runs replay a captured graph."""
         return self._graph is not None
 
-    def run(self, stream: Any = None) -> None:
+    def start(self, stream: Any = None) -> None:
         """Enqueue one whole reshard and return; nothing is planned, sliced or allocated.
 
         Args:
@@ -123,16 +103,19 @@ class DeviceExecutor:
                 raise
             self._graph = origin.end_capture()
 
-    def wait(self, timeout: float) -> None:
+    def finish(self, deadline: float | None) -> None:
         """Wait until the last run is complete.
 
+        Args:
+            deadline: On the clock of `time.monotonic`; None waits for ever.
+
         Raises:
-            TransferTimeout: If it is not within `timeout` seconds.
+            TransferTimeout: If the deadline passes.
             TransportError: If NCCL failed.
         """
         if self._ran:
             self._transport.wait(
-                lambda: all(one.finished.done for one in self._ranks), timeout, "the transfer"
+                lambda: all(one.finished.done for one in self._ranks), deadline, "the transfer"
             )
 
     def close(self) -> None:
@@ -186,25 +169,18 @@ class DeviceExecutor:
             for one in self._ranks:
                 one.beside_group(x)
         for one, caller in zip(self._ranks, callers, strict=True):
-            one.finish(self._rounds, caller)
+            one.finish(len(self._groups), caller)
 
 
 class _Rank:
     """One local rank: its staging, its tables, its two streams."""
 
     def __init__(
-        self, device: int, transfers: Sequence[Any], program: Any, sources: Views, destinations: Views
+        self, device: int, program: Program, sources: Arrays, destinations: Arrays, wire: Wire
     ) -> None:
         cupy = import_cupy()
         self.device, self.program = device, program
-        self._kept = (list(sources), list(destinations))
-        source_arrays = _arrays(sources, [t.dtype for t in transfers], transfers)
-        destination_arrays = _arrays(destinations, [t.destination_dtype for t in transfers], transfers)
-        wire = Wire(
-            np.array([item_size(t.wire_dtype) for t in transfers], np.int64),
-            _formats([t.wire_dtype for t in transfers], transfers),
-        )
-        placement = place(program, source_arrays, destination_arrays, wire)
+        placement = place(program, sources, destinations, wire)
         with cupy.cuda.Device(device):
             self._send_staging = cupy.cuda.alloc(2 * placement.send_slot_bytes)
             self._receive_staging = cupy.cuda.alloc(2 * placement.receive_slot_bytes)
@@ -218,8 +194,8 @@ class _Rank:
         lowered = lower(
             program,
             placement,
-            source_arrays,
-            destination_arrays,
+            sources,
+            destinations,
             self._send_staging.ptr,
             self._receive_staging.ptr,
         )
@@ -277,19 +253,6 @@ class _Rank:
         launch = self._launches[index]
         if launch is not None:
             launch.start(stream)
-
-
-def _arrays(views: Views, dtypes: list[str], transfers: Sequence[Any]) -> Arrays:
-    items = np.array([item_size(dtype) for dtype in dtypes], np.int64)
-    return Arrays.of(views, items, _formats(dtypes, transfers))
-
-
-def _formats(dtypes: list[str], transfers: Sequence[Any]) -> np.ndarray[Any, Any]:
-    numbers = [
-        format_number(dtype, cast=t.dtype != t.destination_dtype)
-        for dtype, t in zip(dtypes, transfers, strict=True)
-    ]
-    return np.array(numbers, np.int64)
 
 
 def _drop_capture(stream: Any) -> None:

@@ -19,7 +19,6 @@ import numpy as np
 
 from .descriptors import COPY, DIMENSIONS, Boxes, Ints, Mask, Table, join, packed_boxes, tiles, trim, widen
 
-
 SLOT_ALIGNMENT = 256  # bytes
 
 

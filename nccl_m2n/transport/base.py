@@ -38,6 +38,9 @@ class PreparedRound(ABC):
     def finish(self, deadline: float | None = None) -> None:
         """Wait for all messages; on a device the stream does that, and this does nothing."""
 
+    def close(self) -> None:
+        """Release what was prepared, once no message is under way."""
+
 
 class Transport(ABC):
     """A fixed set of ranks that can send bytes to each other."""

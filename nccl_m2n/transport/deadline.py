@@ -51,19 +51,19 @@ def run_within(seconds: float, what: str, call: Callable[[], Result]) -> Result:
     return outcome[0]
 
 
-def poll(done: Callable[[], bool], deadline: float) -> bool:
+def poll(done: Callable[[], bool], deadline: float | None) -> bool:
     """Sleep until a condition holds or the time is over; never spin, which would starve NCCL's own threads.
 
     Args:
         done: The condition; may raise to end the wait.
-        deadline: On the clock of `time.monotonic`.
+        deadline: On the clock of `time.monotonic`; None for none.
 
     Returns:
         Whether the condition holds.
     """
     sleep = SHORTEST_SLEEP
     while not done():
-        left = deadline - time.monotonic()
+        left = sleep if deadline is None else deadline - time.monotonic()
         if left <= 0:
             return False
         time.sleep(min(sleep, left))

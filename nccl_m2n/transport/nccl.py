@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from nccl_m2n.errors import TransferTimeout, TransportError
 
-from .base import DeviceBuffer, Message, PreparedRound, Transport
-from .deadline import poll, run_within
-from .gpu import device_count, import_cupy
-from .nccl_domains import domain_label
-from .nccl_exchange import DeviceExchange
-from .rendezvous import Rendezvous
+from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound, Transport
+from nccl_m2n.transport.deadline import poll, run_within
+from nccl_m2n.transport.gpu import device_count, import_cupy
+from nccl_m2n.transport.nccl_domains import domain_label
+from nccl_m2n.transport.nccl_exchange import DeviceExchange
+from nccl_m2n.transport.rendezvous import Rendezvous
 
 Exchange = Callable[[bytes], list[bytes]]
 
@@ -64,7 +64,7 @@ class NcclTransport(Transport):
             device: This rank's GPU; by default its rank within the host, modulo the number of GPUs.
             timeout: Seconds that start-up, and each exchange, may take.
         """
-        from .mpi import MpiTransport  # mpi4py is needed only here
+        from nccl_m2n.transport.mpi import MpiTransport  # mpi4py is needed only here
 
         host = MpiTransport(comm)
 
@@ -208,14 +208,15 @@ class NcclTransport(Transport):
             group.start({rank: stream.ptr for rank, stream in streams.items()})
 
         run_within(self.timeout, "connecting to the peers", start)
-        self.wait(lambda: all(s.done for s in streams.values()), self.timeout, "connecting to the peers")
+        deadline = time.monotonic() + self.timeout
+        self.wait(lambda: all(s.done for s in streams.values()), deadline, "connecting to the peers")
 
-    def wait(self, done: Callable[[], bool], timeout: float, what: str) -> None:
+    def wait(self, done: Callable[[], bool], deadline: float | None, what: str) -> None:
         """Wait for work on the device, watching the communicators meanwhile. Sleeps, never spins.
 
         Args:
             done: Whether the work is done; asked again and again.
-            timeout: Seconds.
+            deadline: On the clock of `time.monotonic`; None waits for ever.
             what: The work, for the error.
 
         Raises:
@@ -229,10 +230,11 @@ class NcclTransport(Transport):
             self.check()
             return False
 
-        if not poll(done_or_failed, time.monotonic() + timeout):
+        began = time.monotonic()
+        if not poll(done_or_failed, deadline):
             raise TransferTimeout(
-                f"{what} did not complete within {timeout:g} s on rank {_text(self.local_ranks)}: a peer is gone or "
-                f"late. Wait again, or abort the transport and make a new one"
+                f"{what} did not complete on rank {_text(self.local_ranks)} within {time.monotonic() - began:.3g} s: "
+                f"a peer is gone or late"
             )
 
     def _gather(self, sent: int, received: int, nbytes: int, stream: int) -> None:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .deadline import run_within
-from .gpu import import_cupy
+from nccl_m2n.transport.deadline import run_within
+from nccl_m2n.transport.gpu import import_cupy
 
 
 class DeviceExchange:
@@ -17,7 +18,7 @@ class DeviceExchange:
 
     Args:
         gather: Enqueues NCCL's all-gather: addresses sent and received, bytes a rank, stream.
-        wait: Waits until a condition holds, within the transport's time limit.
+        wait: Waits until a condition holds, or a deadline passes.
         size: Number of ranks.
         device: This rank's GPU.
         timeout: Seconds for NCCL to connect the ranks, which its first collective does.
@@ -26,7 +27,7 @@ class DeviceExchange:
     def __init__(
         self,
         gather: Callable[[int, int, int, int], None],
-        wait: Callable[[Callable[[], bool], float, str], None],
+        wait: Callable[[Callable[[], bool], float | None, str], None],
         size: int,
         device: int,
         timeout: float,
@@ -54,5 +55,6 @@ class DeviceExchange:
                 self._gather(sent.data.ptr, received.data.ptr, len(mine), stream.ptr)
 
             run_within(self._timeout, "an exchange over NCCL", start)
-            self._wait(lambda: bool(stream.done), self._timeout, "an exchange over NCCL")
+            deadline = time.monotonic() + self._timeout
+            self._wait(lambda: bool(stream.done), deadline, "an exchange over NCCL")
             return received.get(stream=stream)
