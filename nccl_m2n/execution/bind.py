@@ -68,6 +68,7 @@ def bind(
         if not failures:
             raise_together(transport, failures, _facts(plan))
         raise
+    executor.connect()
     owners = [view for views in tasks.values() for side in views[3] for view in side]
     return Bound(plan, transport, executor, owners)
 

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.host import DEFAULT_TIMEOUT
 from nccl_m2n.transport.base import Transport
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
-
-DEFAULT_TIMEOUT = 600.0  # seconds
 
 
 class Executor(Protocol):
@@ -21,8 +20,14 @@ class Executor(Protocol):
 
     staging_bytes: int
 
+    def connect(self) -> None:
+        """Make connections, once all ranks have agreed. Collective."""
+
     def start(self, stream: Any = None) -> None:
-        """Start a run; on a device, enqueue all of it."""
+        """Start a run, after the last one; on a device, enqueue all of it and return at once."""
+
+    def capture(self) -> None:
+        """Record what a run does, so that later runs replay it by a single launch."""
 
     def finish(self, deadline: float | None) -> None:
         """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
@@ -63,8 +68,16 @@ class Bound:
             TransportError: If an earlier run failed or this was closed.
         """
         executor = self._open()
-        self._guard(lambda: executor.finish(time.monotonic() + DEFAULT_TIMEOUT))
         self._guard(lambda: executor.start(stream))
+
+    def capture(self) -> None:
+        """Capture the whole program in a CUDA graph: later runs are one launch, with next to no host time.
+
+        Close the binding before its transport: the graph holds on to the communicators. In host memory
+        there is nothing to capture, and this does nothing.
+        """
+        executor = self._open()
+        self._guard(executor.capture)
 
     def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Wait until the last run is over and the destination arrays are complete.

@@ -23,13 +23,16 @@ DIMENSIONS = 8
 WIDEST = 16  # bytes of the widest access of one thread
 TILE_BYTES = 4096  # what one warp moves at a time
 
+PLACE_FIELDS = 4  # the fields of `COPY` before `run`; those from there on are a copy's shape
+ENDLESS = 1 << 56  # units of a run that no copy leaves
+
 COPY = np.dtype(
     [
         ("source", "i8"),  # address of the box's first element
         ("destination", "i8"),
-        ("run", "i8"),  # units that lie end to end on both sides
         ("start", "i8"),  # first unit to move, in the box's row-major order
         ("stop", "i8"),  # one past the last
+        ("run", "i8"),  # units that lie end to end on both sides
         ("source_unit", "i8"),  # bytes of a unit: an element, or after `widen` one access
         ("destination_unit", "i8"),
         ("cast", "i8"),  # 0: bytes are moved as they are; else see `cast_code`
@@ -190,3 +193,20 @@ def tiles(copies: Table) -> Ints:
     """How many tiles of `TILE_BYTES` each copy takes, at least one."""
     units = TILE_BYTES // np.maximum(copies["source_unit"], copies["destination_unit"])
     return -((copies["start"] - copies["stop"]) // units)
+
+
+def split_shapes(copies: Table) -> tuple[Ints, Ints]:
+    """The table as the kernel reads it: a short row a copy, and the shapes that many copies share.
+
+    Of thousands of tensors, most have a few shapes between them, and most copies lie within one run.
+
+    Returns:
+        Rows of `PLACE_FIELDS` and the number of a shape; shapes of the rest of `COPY`'s fields.
+    """
+    copies = copies.copy()
+    copies["run"][(copies["extent"] == 1).all(axis=1)] = ENDLESS  # its length is in the row already
+    fields = copies.view(np.int64).reshape(len(copies), -1)
+    place, shape = fields[:, :PLACE_FIELDS], np.ascontiguousarray(fields[:, PLACE_FIELDS:])
+    whole = shape.view(np.dtype((np.void, shape.itemsize * shape.shape[1])))[:, 0]
+    _, first, number = np.unique(whole, return_index=True, return_inverse=True)
+    return np.column_stack([place, number]), shape[first]

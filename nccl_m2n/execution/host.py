@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,8 @@ from nccl_m2n.execution.formats import FORMATS
 from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
+
+DEFAULT_TIMEOUT = 600.0  # seconds
 
 Bytes: TypeAlias = npt.NDArray[Any]
 _UNIT_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
@@ -61,8 +64,15 @@ class HostExecutor:
         start = [-(-buffer.ctypes.data // 64) * 64 for buffer in staging]
         return lower(program, placement, sources, destinations, *start)
 
+    def connect(self) -> None:
+        """Nothing: host transports are connected when they are made."""
+
+    def capture(self) -> None:
+        """Nothing: everything is prepared already."""
+
     def start(self, stream: Any = None) -> None:
-        """Pack the first round and start its messages; `finish` does the rest."""
+        """End the last run, pack the first round and start its messages; `finish` does the rest."""
+        self.finish(time.monotonic() + DEFAULT_TIMEOUT)
         self._pending = True
         _copy(self._copies[0])
         if self._rounds:
