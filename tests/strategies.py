@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_m2n import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 
+
 @st.composite
 def shapes(draw: st.DrawFn, max_ndim: int = 8, elements: int = 3000) -> tuple[int, ...]:
     """Shapes of about that many elements at most: tests list every one of them."""
