@@ -13,6 +13,7 @@ from nccl_m2n.errors import (
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
+from nccl_m2n.refit import Parameter, Refit
 from nccl_m2n.transport import LocalTransport
 
 __version__ = "0.1.0"
@@ -26,10 +27,12 @@ __all__ = [
     "LocalTransport",
     "M2nError",
     "Mesh",
+    "Parameter",
     "Piece",
     "Placement",
     "Plan",
     "PlanError",
+    "Refit",
     "Replicate",
     "Segment",
     "Shard",
