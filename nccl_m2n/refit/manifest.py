@@ -141,6 +141,22 @@ class Manifest(Mapping[str, TensorInfo]):
         kept = {name: info for name, info in self._tensors.items() if wanted(name)}
         return Manifest(kept, self.label, self.config)
 
+    def unstack(self) -> Manifest:
+        """The same with stacked experts one by one: ``experts.down_proj`` becomes ``experts.0.down_proj``, ….
+
+        For models whose checkpoints stack them (GPT-OSS), where one side keeps each expert by itself: both
+        sides then use these names.
+        """
+        made: dict[str, TensorInfo] = {}
+        for name, info in self._tensors.items():
+            at, stacked, part = name.partition(".experts.")
+            if not stacked or part[0].isdigit():
+                made[name] = info
+                continue
+            one = TensorInfo(info.shape[1:], info.dtype)
+            made.update({f"{at}.experts.{expert}.{part}": one for expert in range(info.shape[0])})
+        return Manifest(made, self.label, self.config)
+
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]
 
