@@ -13,6 +13,7 @@ from nccl_m2n.errors import (
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
+from nccl_m2n.transport import LocalTransport
 
 __version__ = "0.1.0"
 
@@ -22,6 +23,7 @@ __all__ = [
     "DisagreementError",
     "Layout",
     "LayoutError",
+    "LocalTransport",
     "M2nError",
     "Mesh",
     "Piece",

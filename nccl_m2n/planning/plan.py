@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -115,12 +115,12 @@ class Plan:
         return make_program(self.bundles, self.routes, self.chunk_rounds, self.depth, rank)
 
     def bind(
-        self, transport: Transport, sources: dict[str, Any], destinations: dict[str, Any], **options: Any
+        self, transport: Transport, sources: Mapping[str, Any], destinations: Mapping[str, Any]
     ) -> Bound:
         """Bind the plan to arrays, see `nccl_m2n.execution.bind`. Collective over the transport."""
         from nccl_m2n.execution.bind import bind
 
-        return bind(self, transport, sources, destinations, **options)
+        return bind(self, transport, sources, destinations)
 
     def to_json(self) -> str:
         """The plan as text: its problem, its options and its digest. Planning is pure, so that is all."""
@@ -143,8 +143,8 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan of {len(self.transfers)} transfers over {len(self.ranks)} ranks: {len(self.flows)} flows, "
-            f"{self.rounds} rounds, digest {self.digest[:12]}>"
+            f"<Plan of {len(self.transfers)} transfers over {len(self.ranks)} ranks: "
+            f"{len(self.flows)} flows, {self.rounds} rounds, digest {self.digest[:12]}>"
         )
 
     def __str__(self) -> str:

@@ -104,10 +104,20 @@ def make_program(bundles: Bundles, routes: Routes, rounds: int, depth: int, rank
     parts = parts[np.argsort(parts["block"], kind="stable")]
     blocks["parts"] = np.bincount(parts["block"], minlength=len(blocks))
     blocks["first_part"] = np.cumsum(blocks["parts"]) - blocks["parts"]
-    cells = [c for _, c in sides]
-    cells, local = _local(bundles, mine, cells, rank)
-    slots = [_stack(blocks, np.flatnonzero(which)) for which in (packed, received)]
-    return Program(rank, rounds + depth if rounds else 0, blocks, messages, parts, *cells, local, *slots)
+    (source_cells, destination_cells), local = _local(bundles, mine, [c for _, c in sides], rank)
+    send_slot, receive_slot = (_stack(blocks, np.flatnonzero(which)) for which in (packed, received))
+    return Program(
+        rank,
+        rounds + depth if rounds else 0,
+        blocks,
+        messages,
+        parts,
+        source_cells,
+        destination_cells,
+        local,
+        send_slot,
+        receive_slot,
+    )
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,9 @@ def _places(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tupl
         layout = template.source if side == "source" else template.destination
         used, which = np.unique(stream.cell[rows_of_template], return_inverse=True)
         box, local = layout.locate(rank, template.cells.start[used])
+        if side == "source":  # one place will do to read from
+            box, first = np.unique(box, return_index=True)
+            local = local[first]
         counts = np.bincount(box, minlength=len(used))
         row, k = expand(counts[which])
         found = (np.cumsum(counts) - counts)[which[row]] + k

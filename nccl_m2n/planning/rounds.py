@@ -14,8 +14,9 @@ from nccl_m2n.planning.tapes import ALIGN
 ROUNDS_PER_HOP = 32
 # With a single hop nothing waits for the network but the first pack and the last unpack.
 ROUNDS_SINGLE_HOP = 8
-# A round costs launches on every rank; with less than this for the busiest rank they would show.
+# A round costs launches on every rank; with fewer bytes than this for the busiest rank they would show.
 MIN_ROUND_BYTES = 1 << 20
+MIN_ROUND_BYTES_SINGLE_HOP = 8 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
 
@@ -51,8 +52,9 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
 def _wanted_rounds(hops: np.ndarray, busiest: int) -> int:
     depth = int(hops["depth"].max())
     network_hops = 1 + int(hops["depth"][hops["network"]].max(initial=0))
-    wanted = ROUNDS_PER_HOP * network_hops if depth else ROUNDS_SINGLE_HOP
-    return max(1, min(wanted, busiest // MIN_ROUND_BYTES))
+    if not depth:
+        return max(1, min(ROUNDS_SINGLE_HOP, busiest // MIN_ROUND_BYTES_SINGLE_HOP))
+    return max(1, min(ROUNDS_PER_HOP * network_hops, busiest // MIN_ROUND_BYTES))
 
 
 def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:

@@ -98,4 +98,5 @@ class Topology:
 
     def __str__(self) -> str:
         sizes = sorted({len(domain) for domain in self.domains})
-        return f"{len(self.ranks)} ranks in {len(self.domains)} domains of {'-'.join(map(str, sizes))}"
+        domains = f"{len(self.domains)} domain" + "s" * (len(self.domains) != 1)
+        return f"{len(self.ranks)} ranks in {domains} of {'-'.join(map(str, sizes))}"

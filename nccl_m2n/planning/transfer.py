@@ -56,8 +56,8 @@ class Transfer:
             )
         if other != self.dtype and not (is_float(other) and is_float(self.dtype)):
             raise PlanError(
-                f"tensor {self.name!r}: expected equal element types or two float types that can be cast, got "
-                f"{self.dtype} at the source and {other} at the destination"
+                f"tensor {self.name!r}: expected equal element types or two float types that can be cast, "
+                f"got {self.dtype} at the source and {other} at the destination"
             )
 
     @property

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bound plan: ready to run, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.host import DEFAULT_TIMEOUT
+from nccl_m2n.transport.base import Transport
+
+if TYPE_CHECKING:
+    from nccl_m2n.planning import Plan
+
+
+class Executor(Protocol):
+    """What runs the programs of this process's ranks."""
+
+    staging_bytes: int
+
+    def connect(self) -> None:
+        """Make connections, once all ranks have agreed. Collective."""
+
+    def start(self, stream: Any = None) -> None:
+        """Start a run, after the last one; on a device, enqueue all of it and return at once."""
+
+    def capture(self) -> None:
+        """Record what a run does, so that later runs replay it by a single launch."""
+
+    def finish(self, deadline: float | None) -> None:
+        """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+class Bound:
+    """A plan bound to a transport and to arrays; made by `Plan.bind`, a context manager.
+
+    Nothing is planned, allocated or sliced any more: `run` starts a transfer of what the source arrays then
+    hold, and `wait` ends it.
+    """
+
+    def __init__(self, plan: Plan, transport: Transport, executor: Any, owners: Sequence[Any]) -> None:
+        self.plan, self.transport = plan, transport
+        self._executor: Executor | None = executor
+        self._owners: Sequence[Any] = owners  # keeps the arrays alive
+        self._failed = False
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of staging that this process allocated."""
+        return self._open().staging_bytes
+
+    def run(self, stream: Any = None) -> None:
+        """Start moving what the source arrays hold. Collective: every rank must call it.
+
+        In host memory the bytes move while `wait` waits; until then neither side's arrays may be touched. On
+        a device everything is enqueued on a stream, and whatever is enqueued there later sees the result.
+
+        Args:
+            stream: The CUDA stream that orders the run after what it holds now and before what comes
+                later; None takes CuPy's current one. Ignored in host memory.
+
+        Raises:
+            TransportError: If an earlier run failed or this was closed.
+        """
+        executor = self._open()
+        self._guard(lambda: executor.start(stream))
+
+    def capture(self) -> None:
+        """Capture the whole program in a CUDA graph: later runs are one launch, with next to no host time.
+
+        Close the binding before its transport: the graph holds on to the communicators. In host memory
+        there is nothing to capture, and this does nothing.
+        """
+        executor = self._open()
+        self._guard(executor.capture)
+
+    def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
+        """Wait until the last run is over and the destination arrays are complete.
+
+        Args:
+            timeout: Limit in seconds; None waits forever.
+
+        Raises:
+            TransferTimeout: If the limit passes. The transport is then aborted on this rank: a peer may be
+                gone, and nothing more can be sent over it.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._guard(lambda: self._open().finish(deadline))
+
+    def _guard(self, work: Any) -> None:
+        try:
+            work()
+        except BaseException:
+            self._failed = True
+            self.transport.abort()
+            raise
+
+    def _open(self) -> Executor:
+        if self._failed:
+            raise TransportError(
+                "expected a transport in order, got one that an earlier run broke; form a new one"
+            )
+        if self._executor is None:
+            raise TransportError("expected an open binding, got a closed one; bind the plan again")
+        return self._executor
+
+    def close(self) -> None:
+        """Wait for the last run and release staging and messages. May be called twice."""
+        if self._executor is not None and not self._failed:
+            self.wait()
+            self._executor.close()
+        self._executor, self._owners = None, ()
+
+    def __enter__(self) -> Bound:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._failed = True  # a run may be under way whose peers are gone; do not wait for it
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "failed" if self._failed else "closed" if self._executor is None else "open"
+        return f"<Bound {self.plan!r}, {state}>"

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on GPUs: copies and NCCL groups, interleaved on two streams a rank.
+
+While round x is on the wire, one launch on the side stream unpacks what round x - 1 brought and packs what
+round x + 1 sends. All tables, addresses and calls are prepared when bound; a run only enqueues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.kernels import CopyTables
+from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from nccl_m2n.execution.streams import stream_of
+from nccl_m2n.planning.program import Program
+from nccl_m2n.transport.base import DeviceBuffer, Message
+from nccl_m2n.transport.gpu import import_cupy
+
+
+class DeviceExecutor:
+    """The programs of this process's ranks, bound to device arrays.
+
+    Args:
+        transport: An `NcclTransport`.
+        tasks: For each local rank its program and its source and destination arrays.
+        wire: What elements are on the wire.
+    """
+
+    def __init__(
+        self, transport: Any, tasks: Mapping[int, tuple[Program, Arrays, Arrays]], wire: Wire
+    ) -> None:
+        self._transport = transport
+        self._ranks = [_Rank(transport.devices[rank], *task, wire) for rank, task in sorted(tasks.items())]
+        rounds = max((one.program.rounds for one in self._ranks), default=0)
+        listed = [one.messages_by_round() for one in self._ranks]
+        self._groups = [
+            transport.prepare([message for by_round in listed for message in by_round[x]])
+            for x in range(rounds)
+        ]
+        self.staging_bytes = sum(one.staging_bytes for one in self._ranks)
+        self._graph: Any = None
+        self._ran = False
+
+    def connect(self) -> None:
+        """Make the connections that the program uses. Collective: only after all ranks have agreed."""
+        self._transport.connect(
+            (one.program.rank, peer, send)
+            for one in self._ranks
+            for peer, send in zip(
+                one.program.messages["peer"].tolist(), one.program.messages["send"].tolist(), strict=True
+            )
+        )
+
+    @property
+    def table_bytes(self) -> int:
+        """Device memory held for copy tables by all local ranks."""
+        return sum(one.tables.nbytes for one in self._ranks)
+
+    @property
+    def captured(self) -> bool:
+        """Whether runs replay a captured graph."""
+        return self._graph is not None
+
+    def start(self, stream: Any = None) -> None:
+        """Enqueue one whole reshard and return; nothing is planned, sliced or allocated.
+
+        Args:
+            stream: The stream that the arrays are ordered on: a CuPy or PyTorch stream, anything with
+                ``__cuda_stream__``, or an integer handle; with ranks on several GPUs a mapping from rank
+                to stream. CuPy's current stream by default.
+        """
+        callers = self._callers(stream)
+        with self._device_kept():
+            self._run(callers)
+
+    def _run(self, callers: list[Any]) -> None:
+        for one, caller in zip(self._ranks, callers, strict=True):
+            if self._ran:  # on another stream, perhaps: staging and tables serve one run at a time
+                caller.wait_event(one.finished)
+        if self._graph is not None:
+            self._launch_graph(callers)
+        else:
+            self._enqueue(callers)
+        for one, caller in zip(self._ranks, callers, strict=True):
+            caller.record(one.finished)
+        self._ran = True
+
+    def capture(self) -> None:
+        """Capture the whole program in one CUDA graph, which later runs replay with a single launch."""
+        if self._graph is not None:
+            return
+        cupy = import_cupy()
+        with self._device_kept(), cupy.cuda.Device(self._ranks[0].device):
+            origin = cupy.cuda.Stream(non_blocking=True)
+            origin.begin_capture()
+            try:
+                self._enqueue([origin] * len(self._ranks))
+            except BaseException:
+                _drop_capture(origin)
+                raise
+            self._graph = origin.end_capture()
+
+    def finish(self, deadline: float | None) -> None:
+        """Wait until the last run is complete.
+
+        Args:
+            deadline: On the clock of `time.monotonic`; None waits for ever.
+
+        Raises:
+            TransferTimeout: If the deadline passes.
+            TransportError: If NCCL failed.
+        """
+        if self._ran:
+            self._transport.wait(
+                lambda: all(one.finished.done for one in self._ranks), deadline, "the transfer"
+            )
+
+    def close(self) -> None:
+        """Release the graph, the staging and the arrays. May be called twice."""
+        for one in self._ranks:
+            if self._ran:
+                one.finished.synchronize()  # after an abort the kernels end by themselves
+        self._graph, self._groups, self._ranks = None, [], []
+
+    @contextmanager
+    def _device_kept(self) -> Iterator[None]:
+        """Leave the thread's current device as it was; launches for several GPUs change it."""
+        runtime = import_cupy().cuda.runtime
+        before = runtime.getDevice()
+        try:
+            yield
+        finally:
+            runtime.setDevice(before)
+
+    def _callers(self, stream: Any) -> list[Any]:
+        if isinstance(stream, Mapping):
+            return [stream_of(stream[one.program.rank], one.device) for one in self._ranks]
+        if stream is not None and len({one.device for one in self._ranks}) > 1:
+            raise TransportError(
+                "ranks on several GPUs need a stream each: pass a mapping from rank to stream, or none"
+            )
+        return [stream_of(stream, one.device) for one in self._ranks]
+
+    def _launch_graph(self, callers: list[Any]) -> None:
+        first = callers[0]
+        for one, caller in zip(self._ranks[1:], callers[1:], strict=True):
+            if caller.ptr != first.ptr or one.device != self._ranks[0].device:
+                one.forked.record(caller)
+                first.wait_event(one.forked)
+        self._graph.launch(first)
+        if len(self._ranks) > 1:
+            joined = self._ranks[0].forked
+            joined.record(first)
+            for caller in callers[1:]:
+                caller.wait_event(joined)
+
+    def _enqueue(self, callers: list[Any]) -> None:
+        """All copies and groups, ordered after the callers' streams and before whatever comes next there."""
+        for one, caller in zip(self._ranks, callers, strict=True):
+            one.open(caller, alone=len(self._ranks) == 1)
+        streams = {one.program.rank: one.main.ptr for one in self._ranks}
+        for x, group in enumerate(self._groups):
+            for one in self._ranks:
+                one.before_group(x)
+            group.start(streams)
+            for one in self._ranks:
+                one.beside_group(x)
+        for one, caller in zip(self._ranks, callers, strict=True):
+            one.finish(len(self._groups), caller)
+
+
+class _Rank:
+    """One local rank: its staging, its tables, its two streams."""
+
+    def __init__(
+        self, device: int, program: Program, sources: Arrays, destinations: Arrays, wire: Wire
+    ) -> None:
+        cupy = import_cupy()
+        self.device, self.program = device, program
+        placement = place(program, sources, destinations, wire)
+        with cupy.cuda.Device(device):
+            self._send_staging = cupy.cuda.alloc(2 * placement.send_slot_bytes)
+            self._receive_staging = cupy.cuda.alloc(2 * placement.receive_slot_bytes)
+            self._own_main = cupy.cuda.Stream(non_blocking=True)
+            self._side = cupy.cuda.Stream(non_blocking=True)
+            self.forked, self._group_done, self._copies_done, self.finished = (
+                cupy.cuda.Event(disable_timing=True) for _ in range(4)
+            )
+        self.main = self._own_main
+        self.staging_bytes = 2 * (placement.send_slot_bytes + placement.receive_slot_bytes)
+        lowered = lower(
+            program,
+            placement,
+            sources,
+            destinations,
+            self._send_staging.ptr,
+            self._receive_staging.ptr,
+        )
+        self._address = lowered.address
+        self.tables = CopyTables(lowered.launches, device)
+        self._launches = self.tables.launches
+
+    def messages_by_round(self) -> list[list[Message]]:
+        """The rank's messages, with their addresses, for each round."""
+        table = self.program.messages
+        block = table["block"]
+        by_round: list[list[Message]] = [[] for _ in range(self.program.rounds)]
+        columns = (table["round"], table["peer"], table["send"], self._address[block])
+        size = self.program.blocks["bytes"][block]
+        for x, peer, send, pointer, nbytes in zip(
+            *(column.tolist() for column in columns), size.tolist(), strict=True
+        ):
+            by_round[x].append(Message(self.program.rank, peer, bool(send), DeviceBuffer(pointer, nbytes)))
+        return by_round
+
+    def open(self, caller: Any, *, alone: bool) -> None:
+        """Start after the caller's work, on the caller's stream unless ranks would meet there."""
+        if alone:
+            self.main = caller
+        else:
+            self.main = self._own_main
+            caller.record(self.forked)
+            self.main.wait_event(self.forked)
+        self.main.record(self._group_done)  # stands for the group before the first
+        self._start(0, self.main)
+
+    def before_group(self, x: int) -> None:
+        """Have the group of round x wait for the copies that it needs."""
+        if x > 0 and self._launches[x] is not None:
+            self.main.wait_event(self._copies_done)
+
+    def beside_group(self, x: int) -> None:
+        """Start the copies that run while round x is on the wire: they need round x - 1, not x."""
+        if self._launches[x + 1] is not None:
+            self._side.wait_event(self._group_done)
+            self._start(x + 1, self._side)
+            self._side.record(self._copies_done)
+        self.main.record(self._group_done)
+
+    def finish(self, rounds: int, caller: Any) -> None:
+        """Unpack the last round, and let the caller's stream go on after it."""
+        if rounds > 0:
+            self.before_group(rounds)
+        self._start(rounds + 1, self.main)
+        if self.main is not caller:
+            self.main.record(self.forked)
+            caller.wait_event(self.forked)
+
+    def _start(self, index: int, stream: Any) -> None:
+        launch = self._launches[index]
+        if launch is not None:
+            launch.start(stream)
+
+
+def _drop_capture(stream: Any) -> None:
+    """End a capture that failed, so that the stream can be released; its own error adds nothing."""
+    try:
+        stream.end_capture()
+    except Exception:
+        pass

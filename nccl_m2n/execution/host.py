@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running programs in host memory: every copy is a NumPy assignment prepared beforehand."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.formats import FORMATS
+from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
+from nccl_m2n.planning.program import Program
+from nccl_m2n.transport.base import Message, PreparedRound, Transport
+
+DEFAULT_TIMEOUT = 600.0  # seconds
+
+Bytes: TypeAlias = npt.NDArray[Any]
+_UNIT_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+class HostExecutor:
+    """The programs of this process's ranks, bound to host arrays.
+
+    While the messages of a round are under way, those of the round before are unpacked and those of the
+    next are packed.
+
+    Args:
+        transport: Moves the messages.
+        tasks: For each local rank its program and its arrays.
+        wire: What elements are on the wire.
+    """
+
+    def __init__(
+        self, transport: Transport, tasks: Mapping[int, tuple[Program, Arrays, Arrays]], wire: Wire
+    ) -> None:
+        self.staging_bytes = 0
+        self._staging: list[Bytes] = []
+        self._rounds: list[PreparedRound] = []
+        self._copies: list[list[tuple[Bytes, Bytes]]] = []
+        self._pending = False
+        made = {rank: self._lower(program, *arrays, wire) for rank, (program, *arrays) in tasks.items()}
+        count = max((program.rounds for program, _, _ in tasks.values()), default=0)
+        for launch in range(count + 2):
+            self._copies.append([pair for low in made.values() for pair in launch_copies(low, launch)])
+        by_round: list[list[Message]] = [[] for _ in range(count)]
+        for rank, (program, _, _) in tasks.items():
+            address, size = made[rank].address, program.blocks["bytes"]
+            for at, peer, send, block in program.messages.tolist():
+                by_round[at].append(Message(rank, peer, send, memory(int(address[block]), int(size[block]))))
+        self._rounds = [transport.prepare(messages) for messages in by_round]
+
+    def _lower(self, program: Program, sources: Arrays, destinations: Arrays, wire: Wire) -> Lowered:
+        placement = place(program, sources, destinations, wire, alignment=1)
+        slots = [placement.send_slot_bytes, placement.receive_slot_bytes]
+        staging = [np.empty(2 * slot + 64, np.uint8) for slot in slots]
+        self.staging_bytes += sum(2 * slot for slot in slots)
+        self._staging += staging
+        start = [-(-buffer.ctypes.data // 64) * 64 for buffer in staging]
+        return lower(program, placement, sources, destinations, *start)
+
+    def connect(self) -> None:
+        """Nothing: host transports are connected when they are made."""
+
+    def capture(self) -> None:
+        """Nothing: everything is prepared already."""
+
+    def start(self, stream: Any = None) -> None:
+        """End the last run, pack the first round and start its messages; `finish` does the rest."""
+        self.finish(time.monotonic() + DEFAULT_TIMEOUT)
+        self._pending = True
+        _copy(self._copies[0])
+        if self._rounds:
+            self._rounds[0].start()
+
+    def finish(self, deadline: float | None) -> None:
+        """Drive the started run to its end."""
+        if not self._pending:
+            return
+        for x, under_way in enumerate(self._rounds):
+            _copy(self._copies[x + 1])
+            under_way.finish(deadline)
+            if x + 1 < len(self._rounds):
+                self._rounds[x + 1].start()
+        for copies in self._copies[len(self._rounds) + 1 :]:
+            _copy(copies)
+        self._pending = False
+
+    def close(self) -> None:
+        """Release requests and staging."""
+        if self._pending:
+            raise TransportError(
+                "expected the run to be over before its program is closed; call wait() first"
+            )
+        for each in self._rounds:
+            each.close()
+        self._rounds, self._copies, self._staging = [], [], []
+
+
+def _copy(copies: Sequence[tuple[Bytes, Bytes]]) -> None:
+    for destination, source in copies:
+        np.copyto(destination, source, casting="unsafe")
+
+
+def memory(address: int, size: int) -> Bytes:
+    """`size` bytes at `address` as an array; who keeps them alive is the caller's business."""
+    return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
+
+
+def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
+    """(destination, source) views of one launch's copies."""
+    bounds, pairs = low.launches.bounds, []
+    for row in low.launches.copies[bounds[launch] : bounds[launch + 1]]:
+        extent = (*row["extent"][::-1].tolist(), int(row["run"]))
+        types = _types(int(row["cast"]), int(row["source_unit"]), int(row["destination_unit"]))
+        sides = [
+            _strided(int(row[side]), extent, (*row[f"{side}_stride"][::-1].tolist(), kind.itemsize), kind)
+            for side, kind in zip(("source", "destination"), types, strict=True)
+        ]
+        for index in boxes_of_range(extent, int(row["start"]), int(row["stop"])):
+            source, destination = (side[index] for side in sides)
+            pairs.append((destination.squeeze(), source.squeeze()))
+    return pairs
+
+
+def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    if not cast:
+        return np.dtype(_UNIT_TYPES[source_unit]), np.dtype(_UNIT_TYPES[destination_unit])
+    names = {number: name for name, number in FORMATS.items()}
+    return numpy_type(names[cast // 16]), numpy_type(names[cast % 16])
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name; those that NumPy lacks come from ml_dtypes.
+
+    Raises:
+        TransportError: If ml_dtypes is needed and missing.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TransportError(
+            f"expected ml_dtypes to cast {name} in host memory, got none; pip install 'nccl_m2n[checkpoint]'"
+        ) from None
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def _strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
+    reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
+    low = sum(r for r in reach if r < 0)
+    size = sum(map(abs, reach)) + kind.itemsize
+    return np.ndarray(tuple(extent), kind, memory(address + low, size), -low, tuple(strides))
+
+
+def boxes_of_range(extent: Sequence[int], start: int, stop: int) -> list[tuple[slice, ...]]:
+    """Rectangles that make up elements ``start … stop`` of a row-major box, in their order.
+
+    Example:
+        >>> from nccl_m2n.execution.host import boxes_of_range
+        >>> boxes_of_range((3, 4), 2, 9)
+        [(slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), slice(0, 4, None)), (slice(2, 3, None), slice(0, 1, None))]
+    """
+    if start >= stop:
+        return []
+    inner = math.prod(extent[1:])
+    if len(extent) == 1:
+        return [(slice(start, stop),)]
+    first, last = -(-start // inner), stop // inner
+    whole = tuple(slice(0, n) for n in extent[1:])
+    if first > last:
+        row = start // inner
+        return _in_row(row, boxes_of_range(extent[1:], start - row * inner, stop - row * inner))
+    head = boxes_of_range(extent[1:], start - (first - 1) * inner, inner) if start < first * inner else []
+    tail = boxes_of_range(extent[1:], 0, stop - last * inner) if stop > last * inner else []
+    body = [(slice(first, last), *whole)] if first < last else []
+    return _in_row(first - 1, head) + body + _in_row(last, tail)
+
+
+def _in_row(row: int, boxes: Sequence[tuple[slice, ...]]) -> list[tuple[slice, ...]]:
+    return [(slice(row, row + 1), *box) for box in boxes]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's program and its arrays' addresses, turned into what a device runs: addresses and copy tables.
+
+    Program ──place──▶ Placement ──lower──▶ Lowered
+              which blocks need no staging    addresses of all blocks, one copy table a launch
+
+Launch 0 packs what round 0 sends; launch x + 1 runs while round x is on the wire: it unpacks what round
+x - 1 brought and packs what round x + 1 sends. Both kinds of staging have two slots, used by odd and even
+rounds, and those two suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .descriptors import COPY, DIMENSIONS, Boxes, Ints, Mask, Table, join, packed_boxes, tiles, trim, widen
+
+SLOT_ALIGNMENT = 256  # bytes
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """One side's arrays at one rank, one row a transfer; rows without an array are never looked at."""
+
+    address: Ints  # (transfers,)
+    stride: Ints  # (transfers, DIMENSIONS) bytes, padded on the left with 0
+    item: Ints  # (transfers,) bytes
+    format: Ints  # (transfers,)
+
+    @classmethod
+    def of(cls, views: Sequence[Any], items: Ints, formats: Ints) -> Arrays:
+        """The table of some array views.
+
+        Args:
+            views: For each transfer an object with `pointer` and `strides` in bytes, or None.
+            items: Bytes of an element, for each transfer.
+            formats: Number of the element's format, for each transfer.
+        """
+        address = np.array([0 if view is None else view.pointer for view in views], np.int64)
+        stride = np.zeros((len(views), DIMENSIONS), np.int64)
+        for row, view in zip(stride, views, strict=True):
+            if view is not None and view.strides:
+                row[-len(view.strides) :] = view.strides
+        return cls(address, stride, items, formats)
+
+    def boxes(self, cells: Table) -> Boxes:
+        """Where the cells of a program lie in these arrays."""
+        row = cells["transfer"]
+        address = self.address[row] + (cells["offset"] * self.stride[row]).sum(axis=1)
+        return Boxes(address, cells["extent"], self.stride[row], self.item[row], self.format[row])
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What an element of each transfer is on the wire."""
+
+    item: Ints  # (transfers,) bytes
+    format: Ints  # (transfers,)
+
+    def boxes(self, cells: Table) -> Boxes:
+        """The cells as they are on the wire: packed, from address 0."""
+        row = cells["transfer"]
+        return packed_boxes(cells["extent"], self.item[row], self.format[row])
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which blocks lie ready in the user's arrays, and the staging that the others need."""
+
+    direct: Mask  # (blocks,)
+    address: Ints  # (blocks,) in the user's arrays where direct, else 0
+    send_slot_bytes: int
+    receive_slot_bytes: int
+    copies: Table  # `COPY`, one row a part: user's side in place, staging side relative to the block
+    block: Ints  # (copies,) the block of each row
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Copy tables of all launches, one after the other."""
+
+    copies: Table  # `COPY`
+    first_tile: Ints  # (copies,) number of each copy's first tile within its launch
+    bounds: Ints  # (launches + 1,) rows of each launch
+    tiles: Ints  # (launches,)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What one rank's device runs."""
+
+    address: Ints  # (blocks,) where the bytes of each block lie when they are sent or received
+    launches: Launches
+
+
+def place(program: Any, sources: Arrays, destinations: Arrays, wire: Wire, alignment: int = 16) -> Placement:
+    """Find the blocks whose bytes lie end to end in the user's arrays; only the others are staged.
+
+    Args:
+        program: What the rank does, see `Plan.program`.
+        sources: The rank's source arrays.
+        destinations: The rank's destination arrays.
+        wire: Formats on the wire.
+        alignment: Bytes that the address of a block must be a multiple of to go without staging; NCCL
+            moves less aligned buffers slowly.
+    """
+    blocks, parts = program.blocks, program.parts
+    received = blocks["received"].astype(bool)
+    unpacked = received[parts["block"]]
+    copies = np.zeros(len(parts), COPY)
+    cells = program.source_cells
+    copies[~unpacked] = join(sources.boxes(cells), wire.boxes(cells))[parts["cell"][~unpacked]]
+    cells = program.destination_cells
+    copies[unpacked] = join(wire.boxes(cells), destinations.boxes(cells))[parts["cell"][unpacked]]
+    staged = np.where(unpacked, copies["source_unit"], copies["destination_unit"])
+    shift = parts["offset"] - parts["start"]
+    copies["source"] += np.where(unpacked, shift, 0)
+    copies["destination"] += np.where(unpacked, 0, shift)
+    copies["start"], copies["stop"] = parts["start"] // staged, parts["stop"] // staged
+    copies, single = trim(copies)
+    single &= copies["cast"] == 0
+    user = np.where(unpacked, copies["destination"], copies["source"])
+    direct, address = _direct_blocks(blocks, parts, single, user - parts["offset"], alignment)
+    return Placement(
+        direct=direct,
+        address=address,
+        send_slot_bytes=_slot_bytes(blocks[~direct & ~received]),
+        receive_slot_bytes=_slot_bytes(blocks[~direct & received]),
+        copies=copies,
+        block=parts["block"].astype(np.int64),
+    )
+
+
+def _direct_blocks(
+    blocks: Table, parts: Table, single: Mask, base: Ints, alignment: int
+) -> tuple[Mask, Ints]:
+    """Blocks all of whose parts give the same address for the block's first byte, and cover it."""
+    direct = np.zeros(len(blocks), bool)
+    address = np.zeros(len(blocks), np.int64)
+    filled = np.flatnonzero(blocks["parts"] > 0)
+    filled = filled[np.argsort(blocks["first_part"][filled], kind="stable")]
+    if len(filled):
+        first = blocks["first_part"][filled]
+        low, high = np.minimum.reduceat(base, first), np.maximum.reduceat(base, first)
+        covered = np.add.reduceat(parts["stop"] - parts["start"], first) == blocks["bytes"][filled]
+        one_run = np.logical_and.reduceat(single, first)
+        direct[filled] = one_run & covered & (low == high) & (low % alignment == 0)
+        address[filled] = np.where(direct[filled], low, 0)
+    return direct, address
+
+
+def _slot_bytes(staged: Table) -> int:
+    end = int((staged["offset"] + staged["bytes"]).max(initial=0))
+    return -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+def lower(
+    program: Any,
+    placement: Placement,
+    sources: Arrays,
+    destinations: Arrays,
+    send_staging: int,
+    receive_staging: int,
+) -> Lowered:
+    """Give every block its address and lay out the copies of every launch.
+
+    Args:
+        program: What the rank does.
+        placement: What `place` found for it.
+        sources: The rank's source arrays.
+        destinations: The rank's destination arrays.
+        send_staging: Address of two slots of `placement.send_slot_bytes`.
+        receive_staging: Address of two slots of `placement.receive_slot_bytes`.
+    """
+    blocks = program.blocks
+    received = blocks["received"].astype(bool)
+    slot = blocks["round"] % 2
+    base = np.where(
+        received,
+        receive_staging + slot * placement.receive_slot_bytes,
+        send_staging + slot * placement.send_slot_bytes,
+    )
+    address = np.where(placement.direct, placement.address, base + blocks["offset"])
+    copied = ~placement.direct[placement.block]
+    copies, block = placement.copies[copied], placement.block[copied]
+    unpacked = received[block]
+    copies["source"] += np.where(unpacked, address[block], 0)
+    copies["destination"] += np.where(unpacked, 0, address[block])
+    launch = blocks["round"][block] + np.where(unpacked, 2, 0)
+    local = _local_copies(program, sources, destinations)
+    spread = _spread(local, program.rounds)
+    return Lowered(
+        address,
+        launches(np.concatenate([copies, local]), np.concatenate([launch, spread]), program.rounds + 2),
+    )
+
+
+def _local_copies(program: Any, sources: Arrays, destinations: Arrays) -> Table:
+    local = program.local
+    return join(
+        sources.boxes(program.source_cells[local["source"]]),
+        destinations.boxes(program.destination_cells[local["destination"]]),
+    )
+
+
+def _spread(local: Table, rounds: int) -> Ints:
+    """Launches of the local copies: even bytes beside every round on the wire, so that none waits for them."""
+    size = local["stop"] * local["source_unit"]
+    before = np.cumsum(size) - size
+    return np.minimum(1 + before * rounds // max(1, int(size.sum())), rounds + 1)
+
+
+def launches(copies: Table, launch: Ints, count: int) -> Launches:
+    """Sort copies by launch and number the tiles of each launch.
+
+    Args:
+        copies: Rows of `COPY`, in elements.
+        launch: Launch of each row.
+        count: Number of launches.
+    """
+    copies, origin = widen(copies)
+    order = np.argsort(launch[origin], kind="stable")
+    copies, launch = copies[order], launch[origin][order]
+    bounds = np.searchsorted(launch, np.arange(count + 1))
+    after = np.concatenate([[0], np.cumsum(tiles(copies))])
+    return Launches(
+        copies=copies,
+        first_tile=after[:-1] - after[bounds[launch]],
+        bounds=bounds,
+        tiles=np.diff(after[bounds]),
+    )

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bytes move. Nothing here knows of layouts or plans, and nothing imports MPI or CUDA before it is asked for."""
+
+from nccl_m2n.transport.base import Message, PreparedRound, Transport
+from nccl_m2n.transport.local import LocalTransport
+
+__all__ = ["LocalTransport", "Message", "PreparedRound", "Transport"]

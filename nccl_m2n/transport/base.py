@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transport is: how bytes get from rank to rank. It knows nothing of layouts and plans."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One point-to-point call of one round."""
+
+    rank: int  # the local rank that sends or receives
+    peer: int
+    send: bool
+    buffer: Any  # host transports: a NumPy array of bytes; device transports: a `DeviceBuffer`
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer:
+    """Bytes in device memory."""
+
+    pointer: int
+    nbytes: int
+
+
+class PreparedRound(ABC):
+    """The messages of one round, ready to be started as often as wanted."""
+
+    @abstractmethod
+    def start(self, stream: Any = None) -> None:
+        """Start all messages. On a device this enqueues one group and returns at once."""
+
+    @abstractmethod
+    def finish(self, deadline: float | None = None) -> None:
+        """Wait for all messages; on a device the stream does that, and this does nothing."""
+
+    def close(self) -> None:
+        """Release what was prepared, once no message is under way."""
+
+
+class Transport(ABC):
+    """A fixed set of ranks that can send bytes to each other."""
+
+    size: int
+    local_ranks: tuple[int, ...]  # those that this process drives
+    memory: Literal["host", "device"]
+
+    @abstractmethod
+    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
+        """All ranks' bytes, in rank order. Collective, and limited in time.
+
+        Args:
+            messages: What each local rank contributes.
+        """
+
+    @abstractmethod
+    def prepare(self, messages: Sequence[Message]) -> PreparedRound:
+        """Make one round ready: the messages of all local ranks, in posting order."""
+
+    @abstractmethod
+    def domain_labels(self) -> dict[int, str]:
+        """For each local rank a text that is equal on exactly the ranks that NVLink joins with it."""
+
+    def discover_domains(self) -> list[list[int]]:
+        """The ranks of each NVLink domain. Collective."""
+        labels = {rank: label.encode() for rank, label in self.domain_labels().items()}
+        domains: dict[bytes, list[int]] = {}
+        for rank, label in enumerate(self.exchange(labels)):
+            domains.setdefault(label, []).append(rank)
+        return list(domains.values())
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up: no further message will be sent, and pending ones end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what this transport made. May be called twice."""
+
+    def __enter__(self) -> Transport:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:  # peers may be anywhere: an orderly end, which takes all ranks, would hang
+            self.abort()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CuPy, imported only where a GPU is really used, and errors that say what to install where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_m2n.errors import TransportError
+
+
+def import_cupy() -> Any:
+    """CuPy.
+
+    Raises:
+        TransportError: If it is not installed or does not find CUDA.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise TransportError(
+            f"CuPy is not available ({error}): pip install 'nccl_m2n[cu13]', or cu12 for CUDA 12"
+        ) from None
+    return cupy
+
+
+def device_count() -> int:
+    """GPUs that this process sees, at least one.
+
+    Raises:
+        TransportError: If there are none.
+    """
+    cupy = import_cupy()
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise TransportError(f"no GPU can be used: {error}") from None
+    if count == 0:
+        raise TransportError("no GPU is visible to this process: check CUDA_VISIBLE_DEVICES")
+    return count

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All ranks in one process, in host memory: for notebooks and tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nccl_m2n.errors import TransportError
+from nccl_m2n.transport.base import Message, PreparedRound, Transport
+
+
+class LocalTransport(Transport):
+    """Every rank in this process; a message is a copy.
+
+    Args:
+        ranks: How many ranks there are.
+
+    Example:
+        >>> from nccl_m2n import LocalTransport
+        >>> LocalTransport(ranks=4).local_ranks
+        (0, 1, 2, 3)
+    """
+
+    memory = "host"
+
+    def __init__(self, ranks: int) -> None:
+        if ranks < 1:
+            raise TransportError(f"expected at least one rank, got {ranks}")
+        self.size = ranks
+        self.local_ranks = tuple(range(ranks))
+
+    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
+        """All ranks' bytes, in rank order."""
+        return [messages[rank] for rank in self.local_ranks]
+
+    def prepare(self, messages: Sequence[Message]) -> PreparedRound:
+        """Pair sends with receives: within a pair of ranks in posting order, as NCCL and MPI do."""
+        pairs: dict[tuple[int, int], list[list[Any]]] = defaultdict(lambda: [[], []])
+        for m in messages:
+            ends = (m.rank, m.peer) if m.send else (m.peer, m.rank)
+            pairs[ends][not m.send].append(m.buffer)
+        copies = []
+        for ends, (sends, receives) in pairs.items():
+            if [len(b) for b in sends] != [len(b) for b in receives]:
+                raise TransportError(
+                    f"expected rank {ends[1]} to receive what rank {ends[0]} sends, got other sizes"
+                )
+            copies += list(zip(receives, sends, strict=True))
+        return _LocalRound(copies)
+
+    def domain_labels(self) -> dict[int, str]:
+        """One domain: one process."""
+        return dict.fromkeys(self.local_ranks, "process")
+
+    def abort(self) -> None:
+        """Nothing is pending between calls."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __repr__(self) -> str:
+        return f"LocalTransport(ranks={self.size})"
+
+
+class _LocalRound(PreparedRound):
+    def __init__(self, copies: Sequence[tuple[Any, Any]]) -> None:
+        self._copies = copies
+
+    def start(self, stream: Any = None) -> None:
+        for receive, send in self._copies:
+            np.copyto(receive, send)
+
+    def finish(self, deadline: float | None = None) -> None:
+        """All copies were done at the start."""

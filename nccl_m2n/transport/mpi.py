@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MPI: one rank a process, host memory, persistent requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.transport.base import Message, PreparedRound, Transport
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+EAGER_POLLS = 200  # tests of a request before the first sleep
+LONGEST_SLEEP = 200e-6  # seconds; ranks may be more than cores, and one that spins keeps its peer waiting
+
+
+class MpiTransport(Transport):
+    """The ranks of an MPI communicator, moving host memory.
+
+    Collective over `comm`, which is duplicated, so that nothing here can match a message of the caller's.
+
+    Args:
+        comm: An mpi4py intracommunicator, such as ``MPI.COMM_WORLD``.
+        timeout: Time limit of `exchange`, in seconds.
+
+    Raises:
+        TransportError: If mpi4py is missing or `comm` is no communicator of it.
+    """
+
+    memory = "host"
+
+    def __init__(self, comm: Any, timeout: float = 120.0) -> None:
+        try:
+            from mpi4py import MPI
+        except ImportError as error:
+            raise TransportError(
+                f"expected mpi4py, got {error}; pip install 'nccl_m2n[mpich]' brings it with an MPI library"
+            ) from None
+        if not isinstance(comm, MPI.Intracomm):
+            raise TransportError(f"expected an mpi4py intracommunicator, got {comm!r}; pass MPI.COMM_WORLD")
+        self._mpi, self._timeout, self._aborted = MPI, timeout, False
+        self._comm: MPI.Intracomm = comm.Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.size = self._comm.Get_size()
+        self.local_ranks = (self._comm.Get_rank(),)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.local_ranks[0]
+
+    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
+        """All ranks' bytes, in rank order. Collective, with this transport's time limit."""
+        mine = np.frombuffer(messages[self.rank], np.uint8)
+        deadline = time.monotonic() + self._timeout
+        sizes = np.zeros(self.size, np.int64)
+        self._wait([self._comm.Iallgather(np.array([len(mine)], np.int64), sizes)], deadline)
+        every = np.empty(int(sizes.sum()), np.uint8)
+        starts = np.cumsum(sizes) - sizes
+        layout = (every, (sizes.tolist(), starts.tolist()), self._mpi.BYTE)
+        self._wait([self._comm.Iallgatherv([mine, self._mpi.BYTE], layout)], deadline)
+        return [every[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+    def prepare(self, messages: Sequence[Message]) -> PreparedRound:
+        """Make a persistent request of each message; those of one pair match in posting order."""
+        requests = []
+        for m in messages:
+            make = self._comm.Send_init if m.send else self._comm.Recv_init
+            requests.append(make([m.buffer, len(m.buffer), self._mpi.BYTE], m.peer))
+        return _MpiRound(self, requests)
+
+    def domain_labels(self) -> dict[int, str]:
+        """Ranks of one host are one domain."""
+        return {self.rank: self._mpi.Get_processor_name()}
+
+    def _wait(self, requests: Sequence[Any], deadline: float | None) -> None:
+        """Test until all requests are done, sleeping more and more in between."""
+        testall: Callable[[Sequence[Any]], bool] = self._mpi.Request.Testall
+        polls, pause = 0, 1e-6
+        while not testall(requests):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TransferTimeout(
+                    f"rank {self.rank}: messages were still under way at the time limit; a peer may be gone or late"
+                )
+            polls += 1
+            time.sleep(0.0 if polls < EAGER_POLLS else pause)
+            if polls >= EAGER_POLLS:
+                pause = min(pause * 2, LONGEST_SLEEP)
+
+    def abort(self) -> None:
+        """Stop using the communicator. Requests under way are left to MPI, which cannot recall them."""
+        self._aborted = True
+
+    def close(self) -> None:
+        """Free the duplicated communicator. Collective, unless the transport was aborted."""
+        if self._comm != self._mpi.COMM_NULL and not self._aborted and not self._mpi.Is_finalized():
+            self._comm.Free()
+
+    def __repr__(self) -> str:
+        return f"<MpiTransport: rank {self.rank} of {self.size}>"
+
+
+class _MpiRound(PreparedRound):
+    def __init__(self, transport: MpiTransport, requests: list[Any]) -> None:
+        self._transport, self._requests = transport, requests
+
+    def start(self, stream: Any = None) -> None:
+        if self._requests:
+            self._transport._mpi.Prequest.Startall(self._requests)
+
+    def finish(self, deadline: float | None = None) -> None:
+        if self._requests:
+            self._transport._wait(self._requests, deadline)
+
+    def close(self) -> None:
+        """Free the requests, which must not be under way."""
+        for request in self._requests:
+            request.Free()
+        self._requests = []
