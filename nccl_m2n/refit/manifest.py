@@ -65,8 +65,10 @@ class Manifest(Mapping[str, TensorInfo]):
 
     @classmethod
     def load(cls, source: str | Path, **options: Any) -> Manifest:
-        """The manifest of a shipped model's name, a ``.safetensors`` file, an index, a ``config.json``
-        or a directory that holds one of them (tried in this order: checkpoint, then configuration).
+        """The manifest of whatever is meant: a shipped model's name or a path.
+
+        A path is a ``.safetensors`` file, an index, a ``config.json``, or a directory that holds one of
+        them (its checkpoint, or else its configuration).
 
         Args:
             source: A name or a path.

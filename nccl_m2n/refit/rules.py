@@ -199,6 +199,11 @@ class Matcher:
         self._found: dict[str, Rule] = {}
 
     def __call__(self, name: str) -> Rule:
+        """The first rule that matches.
+
+        Raises:
+            CommandError: If none does.
+        """
         key = name if self._by_name else _NUMBER.sub("0", name)
         if key not in self._found:
             for rule, pattern in zip(self.rules, self._compiled, strict=True):

@@ -15,6 +15,14 @@ from nccl_m2n.refit.storage import megatron, padded_rows, vllm
 from . import small
 from .small import Arrays, Rank
 
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": small.LLAMA,
+    "qwen2": small.QWEN2,
+    "qwen3_moe": small.QWEN3_MOE,
+    "deepseek": small.DEEPSEEK,
+    "gpt_oss": small.GPT_OSS | {"unstack": True},
+}
+
 
 @dataclass
 class Side:

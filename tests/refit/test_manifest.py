@@ -127,7 +127,8 @@ def test_an_index_joins_its_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": where}))
     (tmp_path / "config.json").write_text('{"num_key_value_heads": 2}')
     manifest = Manifest.load(tmp_path)
-    assert list(manifest) == ["z", "x", "y"] and manifest["y"].dtype == "float8_e4m3fn"
+    assert list(manifest) == ["z", "x", "y"]
+    assert manifest["y"].dtype == "float8_e4m3fn"
     assert manifest.config == {"num_key_value_heads": 2}
     assert dict(Manifest.from_file(index)) == dict(manifest)
     index.write_text(json.dumps({"weight_map": {"w": "two.safetensors"}}))

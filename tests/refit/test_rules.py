@@ -68,18 +68,21 @@ def test_pipeline_stages_and_the_ends_of_the_model() -> None:
 def test_a_tied_embedding_is_on_the_first_and_the_last_stage() -> None:
     manifest = Manifest.from_config(small.QWEN2)
     layout = layouts(manifest, Parallelism(pp=4, tp=2))["model.embed_tokens.weight"]
-    assert layout.mesh.array.tolist() == [[0, 1], [6, 7]] and layout.placements == (Replicate(), Shard(0))
+    assert layout.mesh.array.tolist() == [[0, 1], [6, 7]]
+    assert layout.placements == (Replicate(), Shard(0))
 
 
 def test_each_expert_lives_with_its_owners() -> None:
     name = "model.layers.0.mlp.experts.{}.up_proj.weight"
     placed = layouts(Manifest.named("Qwen3-30B-A3B"), Parallelism(ep=8, dp=16))
-    assert placed[name.format(0)].ranks == (0, 8) and placed[name.format(127)].ranks == (7, 15)
+    assert placed[name.format(0)].ranks == (0, 8)
+    assert placed[name.format(127)].ranks == (7, 15)
     assert (
         placed[name.format(16)] is placed["model.layers.9.mlp.experts.31.gate_proj.weight"]
     )  # described once
     halves = layouts(Manifest.named("Qwen3-30B-A3B"), Parallelism(tp=4, ep=2, etp=2))
-    assert halves[name.format(64)].ranks == (2, 3) and halves[name.format(64)].placements == (Shard(0),)
+    assert halves[name.format(64)].ranks == (2, 3)
+    assert halves[name.format(64)].placements == (Shard(0),)
     assert halves["model.layers.0.mlp.experts.64.down_proj.weight"].placements == (Shard(1),)
     assert halves["model.layers.0.mlp.gate.weight"].placements == (Replicate(),)
 
@@ -152,7 +155,8 @@ def test_scales_follow_their_weights() -> None:
     placed = layouts(Manifest.named("DeepSeek-V3", fp8=True), Parallelism(tp=4, ep=4, dp=4, etp=4))
     up = placed["model.layers.3.mlp.experts.5.up_proj.weight"]
     scale = placed["model.layers.3.mlp.experts.5.up_proj.weight_scale_inv"]
-    assert (up.mesh, up.placements) == (scale.mesh, scale.placements) and scale.shape == (16, 56)
+    assert (up.mesh, up.placements) == (scale.mesh, scale.placements)
+    assert scale.shape == (16, 56)
     cut = Layout(
         (576, 300), Mesh.arange((4,)), [Shard(0)]
     )  # boundaries at 144, 288, 432: no multiples of 128

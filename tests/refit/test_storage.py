@@ -13,7 +13,7 @@ from nccl_m2n.refit import Parallelism
 from nccl_m2n.refit.storage import split_qkv, vllm
 
 from . import small
-from .sides import Side, check_views, megatron_side, refit, vllm_side
+from .sides import CONFIGS, Side, check_views, megatron_side, refit, vllm_side
 from .small import Arrays, Rank
 
 # tp, pp, ep, etp, data
@@ -46,13 +46,6 @@ CASES = [
     *itertools.product(["qwen3_moe", "deepseek"], MOE_SOURCES, MOE_DESTINATIONS),
     *itertools.product(["gpt_oss"], MOE_SOURCES, MOE_DESTINATIONS[2:]),
 ]
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": small.LLAMA,
-    "qwen2": small.QWEN2,
-    "qwen3_moe": small.QWEN3_MOE,
-    "deepseek": small.DEEPSEEK,
-    "gpt_oss": small.GPT_OSS | {"unstack": True},
-}
 
 
 @pytest.mark.parametrize(("family", "source", "destination"), CASES)
@@ -64,7 +57,8 @@ def test_megatron_to_vllm(family: str, source: Any, destination: Any) -> None:
     style = STYLES[sum(source) % 3]
     start = destination[0] * destination[1] * destination[2]  # the source stands behind the destination
     trainer = megatron_side(config, full, *source, style, start)
-    check_views(trainer, full)
+    if destination == DESTINATIONS[2]:
+        check_views(trainer, full)
 
     def generator(values: Arrays) -> Side:
         side = vllm_side(config, values, *destination, 0)
@@ -73,7 +67,8 @@ def test_megatron_to_vllm(family: str, source: Any, destination: Any) -> None:
                 state[name][...] = 0
         return side
 
-    check_views(vllm_side(config, full, *destination, 0), full)
+    if source in (DENSE_SOURCES[0], MOE_SOURCES[0]):
+        check_views(vllm_side(config, full, *destination, 0), full)
     refit(trainer, generator, full)
 
 
@@ -95,5 +90,6 @@ def test_query_groups_are_split_without_a_copy() -> None:
     fused = np.arange(2 * (3 + 2) * 4 * 5).reshape(40, 5)
     q, k, v = split_qkv(fused, groups=2, queries=3, head_dim=4)
     assert (q.shape, k.shape, v.shape) == ((2, 12, 5), (2, 4, 5), (2, 4, 5))
-    assert k[1, 0, 0] == fused[32, 0] and v[0, 0, 0] == fused[16, 0]
+    assert k[1, 0, 0] == fused[32, 0]
+    assert v[0, 0, 0] == fused[16, 0]
     assert all(np.shares_memory(part, fused) for part in (q, k, v))

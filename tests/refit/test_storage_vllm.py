@@ -43,11 +43,13 @@ def test_padding_rows_are_zeroed_where_asked() -> None:
     _, full = small.full_model(small.LLAMA)
     state = small.vllm_state(full, small.LLAMA, Rank())
     padding = state["lm_head.weight"][101:]
-    assert padding.shape == (27, 24) and (padding == -1).all()
+    assert padding.shape == (27, 24)
+    assert (padding == -1).all()
     vllm(Manifest.from_config(small.LLAMA), Parallelism(), 0, state)
     assert (padding == -1).all()
     vllm(Manifest.from_config(small.LLAMA), Parallelism(), 0, state, zero_padding=True)
-    assert (padding == 0).all() and (state["lm_head.weight"][:101] == full["lm_head.weight"]).all()
+    assert (padding == 0).all()
+    assert (state["lm_head.weight"][:101] == full["lm_head.weight"]).all()
 
 
 def test_a_rank_can_list_what_others_hold() -> None:
@@ -56,6 +58,23 @@ def test_a_rank_can_list_what_others_hold() -> None:
     made = vllm(manifest, Parallelism(pp=2), 1, state, whole_side=True)
     assert [p.name for p in made] == list(manifest)
     assert {p.name.split(".")[2] for p in made if p.array is None and ".layers." in p.name} == {"0", "1"}
+
+
+def test_torch_tensors_are_seen_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    manifest, full = small.full_model(small.QWEN3_MOE)
+    for style in ("grouped", "legacy"):
+        at = small.megatron_state(full, small.QWEN3_MOE, Rank(), 104, style)
+        states = [
+            (megatron, at, {"padded_vocab": 104}),
+            (vllm, small.vllm_state(full, small.QWEN3_MOE, Rank()), {}),
+        ]
+        for helper, state, options in states:
+            tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}
+            addresses = {t.untyped_storage().data_ptr() for t in tensors.values()}
+            for p in helper(manifest, Parallelism(), 0, tensors, **options):
+                assert p.array.untyped_storage().data_ptr() in addresses
+                np.testing.assert_array_equal(p.array.numpy().reshape(p.layout.shape), full[p.name])
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ class Declaration:
     def slots(self, name: str) -> tuple[int, ...]:
         """The slots of this rank that hold the expert whose parameter this is."""
         home, expert = self.placer.home, self.placer.expert(name)
-        assert home is not None and expert is not None
+        assert home is not None
+        assert expert is not None
         return dict(home.owners[expert])[self.placer.expert_rank(self.rank)]
 
     def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
@@ -166,10 +167,9 @@ def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
     at = 0
     for extent in local:
         have = 1
-        if at < len(shape) and extent in (0, 1):
-            if shape[at] == extent:
-                at += 1
-                continue
+        if extent in (0, 1) and at < len(shape) and shape[at] == extent:
+            at += 1
+            continue
         while at < len(shape) and have != extent:
             have *= shape[at]
             at += 1
