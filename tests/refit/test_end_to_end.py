@@ -8,18 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nccl_m2n import LayoutError, LocalTransport, Topology, Transfer, plan
+from nccl_m2n import LocalTransport, Topology, Transfer, plan
 from nccl_m2n.refit import Parallelism
 from nccl_m2n.refit.storage import fsdp, vllm
 
 from . import small
 from .sides import CONFIGS, Side, megatron_side, vllm_side
 from .small import Arrays, Rank
-
-# Views with a dimension split in two, such as (groups, rows, columns) for (groups × rows, columns).
-SPLIT = pytest.mark.xfail(
-    strict=True, raises=LayoutError, reason="binding takes only arrays of the local shape"
-)
 
 
 def by_name(side: Side) -> tuple[dict[str, Any], dict[str, dict[int, Any]]]:
@@ -75,7 +70,7 @@ def test_fsdp_to_vllm(tp: int, shards: int, dp: int) -> None:
         check(trainer, expected, vllm_side(config, nothing(full), *destination, 0), 8 + sides.size)
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=[SPLIT] * (f != "deepseek")) for f in CONFIGS])
+@pytest.mark.parametrize("family", CONFIGS)
 @pytest.mark.parametrize(
     ("source", "destination"),
     [
@@ -99,7 +94,6 @@ def test_megatron_to_vllm(family: str, source: Any, destination: Any) -> None:
     check(trainer, expected, got, 16)
 
 
-@SPLIT
 def test_redundant_experts() -> None:
     config = small.QWEN3_MOE
     manifest, full = small.full_model(config)
