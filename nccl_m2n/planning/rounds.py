@@ -70,7 +70,7 @@ def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:
 
 def _set_chunks(routes: Routes, world: int, size: Ints, chunk: int) -> int:
     flows, hops = routes.flows, routes.hops
-    flows["chunks"] = -(-size // max(chunk, ALIGN))
+    flows["chunks"] = -(-size // max(chunk // ALIGN * ALIGN, ALIGN))  # cuts fall on multiples of ALIGN
     messages = np.zeros(world, np.int64)
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])

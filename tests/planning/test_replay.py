@@ -35,7 +35,7 @@ def transfers(draw: st.DrawFn, universe: int = 24) -> list[Transfer]:
         if made and draw(st.booleans()):
             source, destination = made[-1].source, made[-1].destination
         else:
-            shape = draw(strategies.shapes(max_ndim=4))
+            shape = draw(strategies.shapes(max_ndim=4, elements=400))
             source, destination = (draw(strategies.layouts(shape, universe)) for _ in range(2))
         made.append(Transfer(source, destination, dtype, f"t{i}"))
     return made
