@@ -22,7 +22,9 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _SCALE = "_scale_inv"
 _BLOCK = 128
 
-Owners = tuple[tuple[int, tuple[int, ...]], ...]  # the expert-parallel ranks that hold an expert, and its slots there
+Owners = tuple[
+    tuple[int, tuple[int, ...]], ...
+]  # the expert-parallel ranks that hold an expert, and its slots there
 
 
 def layouts(
@@ -317,9 +319,7 @@ def _blocks(box: Box, block: int) -> Box:
     return Box(tuple(a // block for a in box.start), tuple(-(-b // block) for b in box.stop))
 
 
-def _in_slots(
-    layout: Layout, grid: npt.NDArray[np.int64], owners: Owners
-) -> Layout:
+def _in_slots(layout: Layout, grid: npt.NDArray[np.int64], owners: Owners) -> Layout:
     """The layout of an expert that some ranks hold in several slots: the local array spans first to last slot."""
     pieces: dict[int, list[Piece]] = {}
     for owner, slots in owners:

@@ -206,7 +206,7 @@ def _latent_attention(c: Config, at: str) -> Iterator[Entry]:
 def _with_scales(c: Config, entries: Iterator[Entry]) -> Iterator[Entry]:
     """The same tensors as published in fp8: projections in float8, each followed by its scales."""
     for name, shape, dtype in entries:
-        if not name.endswith("_proj.weight") and not name.endswith("_mqa.weight") or ".eh_proj." in name:
+        if (not name.endswith("_proj.weight") and not name.endswith("_mqa.weight")) or ".eh_proj." in name:
             yield name, shape, dtype
             continue
         yield name, shape, "float8_e4m3fn"
