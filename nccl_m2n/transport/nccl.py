@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from nccl_m2n.errors import TransferTimeout, TransportError
-
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound, Transport
 from nccl_m2n.transport.deadline import poll, run_within
 from nccl_m2n.transport.gpu import device_count, import_cupy

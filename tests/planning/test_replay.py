@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_m2n import Layout, Mesh, Replicate, Shard, StridedShard, Topology, Transfer, plan
+from nccl_m2n import Topology, Transfer, plan
 from tests import strategies
 from tests.planning import replay
 

@@ -26,7 +26,12 @@ LLAMA = {
     "head_dim": 6,
 }
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True}
-QWEN3_MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "mlp_only_layers": (1,)}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "moe_intermediate_size": 16,
+    "mlp_only_layers": (1,),
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3",
     "vocab_size": 101,
@@ -107,7 +112,9 @@ def stage_layers(layers: int, pp: int, pp_rank: int) -> range:
 # --- Megatron-Core ---
 
 
-def megatron_state(full: Arrays, config: dict[str, Any], at: Rank, padded: int, style: str = "grouped") -> Arrays:
+def megatron_state(
+    full: Arrays, config: dict[str, Any], at: Rank, padded: int, style: str = "grouped"
+) -> Arrays:
     """One rank's arrays as Megatron-Core keeps them; `style` of experts: grouped, sequential or legacy."""
     layers, tied = config["num_hidden_layers"], "lm_head.weight" not in full
     extra = config.get("num_nextn_predict_layers", 0)
@@ -118,7 +125,9 @@ def megatron_state(full: Arrays, config: dict[str, Any], at: Rank, padded: int, 
 
     if at.pp_rank == 0:
         state["embedding.word_embeddings.weight"] = vocabulary("model.embed_tokens.weight")
-    if last and extra:  # a prediction layer needs the embedding; the model has its copy under the layer's name
+    if (
+        last and extra
+    ):  # a prediction layer needs the embedding; the model has its copy under the layer's name
         state["embedding.word_embeddings.weight"] = vocabulary(f"model.layers.{layers}.embed_tokens.weight")
     for local, layer in enumerate(stage_layers(layers, at.pp, at.pp_rank)):
         for key, value in megatron_layer(full, config, at, f"model.layers.{layer}.", style).items():
@@ -170,7 +179,9 @@ def megatron_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, st
     norm = full[f"{here}post_attention_layernorm.weight"]
     if f"{here}mlp.gate.weight" not in full:
         state["mlp.linear_fc1.layer_norm_weight"] = norm
-        state["mlp.linear_fc1.weight"] = np.concatenate([column("mlp.gate_proj.weight"), column("mlp.up_proj.weight")])
+        state["mlp.linear_fc1.weight"] = np.concatenate(
+            [column("mlp.gate_proj.weight"), column("mlp.up_proj.weight")]
+        )
         state["mlp.linear_fc2.weight"] = row("mlp.down_proj.weight")
         return state
     state["pre_mlp_layernorm.weight"] = norm
@@ -226,7 +237,10 @@ def vllm_state(full: Arrays, config: dict[str, Any], at: Rank, slots: list[int] 
     layers, state = config["num_hidden_layers"], {}
     tied, last = "lm_head.weight" not in full, at.pp_rank == at.pp - 1
     padded = -(-config["vocab_size"] // 64) * 64
-    vocabularies = {"model.embed_tokens.weight": at.pp_rank == 0 or (tied and last), "lm_head.weight": last and not tied}
+    vocabularies = {
+        "model.embed_tokens.weight": at.pp_rank == 0 or (tied and last),
+        "lm_head.weight": last and not tied,
+    }
     extra = range(layers, layers + config.get("num_nextn_predict_layers", 0)) if last else range(0)
     for layer in extra:
         here = f"model.layers.{layer}."
@@ -256,7 +270,13 @@ def vllm_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots:
 
     for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         state[name] = get(name)
-    for name in ("q_norm.weight", "k_norm.weight", "q_a_layernorm.weight", "kv_a_layernorm.weight", "o_proj.bias"):
+    for name in (
+        "q_norm.weight",
+        "k_norm.weight",
+        "q_a_layernorm.weight",
+        "kv_a_layernorm.weight",
+        "o_proj.bias",
+    ):
         if has(f"self_attn.{name}"):
             state[f"self_attn.{name}"] = get(f"self_attn.{name}")
     state["self_attn.o_proj.weight"] = get("self_attn.o_proj.weight", 1)
@@ -281,7 +301,12 @@ def vllm_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots:
             joined = [get(f"{mlp}.gate_proj.weight", 0), get(f"{mlp}.up_proj.weight", 0)]
             state[f"{mlp}.gate_up_proj.weight"] = np.concatenate(joined)
             state[f"{mlp}.down_proj.weight"] = get(f"{mlp}.down_proj.weight", 1)
-    for name in ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "mlp.router.weight", "mlp.router.bias"):
+    for name in (
+        "mlp.gate.weight",
+        "mlp.gate.e_score_correction_bias",
+        "mlp.router.weight",
+        "mlp.router.bias",
+    ):
         if has(name):
             state[name] = get(name)
     if has("mlp.experts.gate_up_proj"):
@@ -291,12 +316,16 @@ def vllm_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots:
     return state
 
 
-def vllm_experts(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots: list[int] | None) -> Arrays:
+def vllm_experts(
+    full: Arrays, config: dict[str, Any], at: Rank, here: str, slots: list[int] | None
+) -> Arrays:
     slots = slots or list(range(config.get("num_experts", config.get("n_routed_experts"))))
     w13, w2 = [], []
     for expert in cut(np.array(slots), 0, at.ep_rank, at.ep):
         name = f"{here}mlp.experts.{expert}."
-        w13.append([cut(full[f"{name}{part}_proj.weight"], 0, at.etp_rank, at.etp) for part in ("gate", "up")])
+        w13.append(
+            [cut(full[f"{name}{part}_proj.weight"], 0, at.etp_rank, at.etp) for part in ("gate", "up")]
+        )
         w2.append(cut(full[f"{name}down_proj.weight"], 1, at.etp_rank, at.etp))
     return {
         "mlp.experts.w13_weight": np.stack([np.concatenate(pair) for pair in w13]),

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nccl_m2n.errors import CommandError
 from nccl_m2n.refit import Manifest, Parallelism, Parameter
-from nccl_m2n.refit.storage import fsdp, megatron, padded_rows, split_qkv, vllm
+from nccl_m2n.refit.storage import megatron, padded_rows, vllm
 
 from . import small
 from .small import Arrays, Rank
@@ -28,7 +27,15 @@ class Side:
 
 
 def megatron_side(
-    config: dict[str, Any], full: Arrays, tp: int, pp: int, ep: int, etp: int, data: int, style: str, start: int
+    config: dict[str, Any],
+    full: Arrays,
+    tp: int,
+    pp: int,
+    ep: int,
+    etp: int,
+    data: int,
+    style: str,
+    start: int,
 ) -> Side:
     manifest = Manifest.from_config(config)
     size = tp * pp * data
@@ -55,7 +62,8 @@ def vllm_side(
     for rank in range(tp * pp * dp):
         states[start + rank] = small.vllm_state(full, config, Rank.vllm(rank, tp, pp, dp, parallel_experts))
     parameters = {
-        rank: vllm(manifest, sides, rank, state, start_rank=start, skip=SKIPPED) for rank, state in states.items()
+        rank: vllm(manifest, sides, rank, state, start_rank=start, skip=SKIPPED)
+        for rank, state in states.items()
     }
     return Side(states, parameters)
 
@@ -73,7 +81,9 @@ def check_views(side: Side, full: Arrays) -> None:
             assert not p.array.size or any(np.shares_memory(p.array, array) for array in owned), p.name
             for piece in p.layout.pieces(rank):
                 got = seen[piece.local_slices]
-                np.testing.assert_array_equal(got, full[p.name][piece.box.slices], err_msg=f"{p.name} on {rank}")
+                np.testing.assert_array_equal(
+                    got, full[p.name][piece.box.slices], err_msg=f"{p.name} on {rank}"
+                )
 
 
 def move(source: Side, destination: Side) -> None:
@@ -103,13 +113,27 @@ def refit(source: Side, make_destination: Callable[[Arrays], Side], full: Arrays
 
 
 # tp, pp, ep, etp, data
-DENSE_SOURCES = [(1, 1, 1, 1, 1), (2, 1, 1, 2, 1), (2, 2, 1, 2, 2), (1, 4, 1, 1, 1), (2, 4, 1, 2, 1), (1, 2, 1, 1, 3)]
+DENSE_SOURCES = [
+    (1, 1, 1, 1, 1),
+    (2, 1, 1, 2, 1),
+    (2, 2, 1, 2, 2),
+    (1, 4, 1, 1, 1),
+    (2, 4, 1, 2, 1),
+    (1, 2, 1, 1, 3),
+]
 MOE_SOURCES = [
     *((1, 1, 4, 1, 4), (1, 2, 2, 1, 2), (2, 1, 2, 2, 2), (2, 2, 4, 1, 2), (1, 1, 8, 1, 8), (2, 1, 1, 4, 2)),
     (1, 4, 1, 1, 1),
 ]
 # tp, pp, dp, experts over ranks
-DESTINATIONS = [(1, 1, 1, False), (4, 1, 1, False), (8, 1, 1, False), (2, 2, 2, False), (2, 1, 2, False), (1, 4, 1, False)]
+DESTINATIONS = [
+    (1, 1, 1, False),
+    (4, 1, 1, False),
+    (8, 1, 1, False),
+    (2, 2, 2, False),
+    (2, 1, 2, False),
+    (1, 4, 1, False),
+]
 MOE_DESTINATIONS = [*DESTINATIONS, (4, 1, 2, True), (2, 2, 2, True)]
 STYLES = ("grouped", "sequential", "legacy")
 
@@ -117,7 +141,12 @@ CASES = [
     *itertools.product(["llama", "qwen2"], DENSE_SOURCES, DESTINATIONS),
     *itertools.product(["qwen3_moe", "deepseek"], MOE_SOURCES, MOE_DESTINATIONS),
 ]
-CONFIGS = {"llama": small.LLAMA, "qwen2": small.QWEN2, "qwen3_moe": small.QWEN3_MOE, "deepseek": small.DEEPSEEK}
+CONFIGS = {
+    "llama": small.LLAMA,
+    "qwen2": small.QWEN2,
+    "qwen3_moe": small.QWEN3_MOE,
+    "deepseek": small.DEEPSEEK,
+}
 
 
 @pytest.mark.parametrize(("family", "source", "destination"), CASES)
@@ -145,7 +174,20 @@ def test_megatron_to_vllm(family: str, source: Any, destination: Any) -> None:
 def test_redundant_experts_land_in_every_slot() -> None:
     config = small.QWEN3_MOE
     manifest, full = small.full_model(config)
-    slots = [0, 1, 2, 0, 3, 4, 5, 0, 6, 7, 2, 6]  # expert 0 twice on the first rank, with others between; 6 on the last
+    slots = [
+        0,
+        1,
+        2,
+        0,
+        3,
+        4,
+        5,
+        0,
+        6,
+        7,
+        2,
+        6,
+    ]  # expert 0 twice on the first rank, with others between; 6 on the last
     sides = Parallelism(tp=2, dp=2, ep=4, order="vllm")
 
     def generator(values: Arrays) -> Side:
