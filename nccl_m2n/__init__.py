@@ -13,7 +13,7 @@ from nccl_m2n.errors import (
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.transport import LocalTransport
+from nccl_m2n.transport import LocalTransport, MpiTransport
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ __all__ = [
     "LocalTransport",
     "M2nError",
     "Mesh",
+    "MpiTransport",
     "Piece",
     "Placement",
     "Plan",

@@ -65,11 +65,11 @@ class Manifest(Mapping[str, TensorInfo]):
 
     @classmethod
     def load(cls, source: str | Path, **options: Any) -> Manifest:
-        """The manifest of a shipped model, a checkpoint or a configuration.
+        """The manifest of a shipped model's name, a ``.safetensors`` file, an index, a ``config.json``
+        or a directory that holds one of them (tried in this order: checkpoint, then configuration).
 
         Args:
-            source: A name, or the path of a ``.safetensors`` file, an index, a ``config.json`` or a directory
-                that holds one of them (tried in this order: checkpoint, then configuration).
+            source: A name or a path.
             **options: Passed to :meth:`from_config` where a configuration decides (``fp8=``, ``mtp=``, …).
 
         Raises:

@@ -94,10 +94,8 @@ class Parallelism:
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
-        """From text such as ``"tp=4,pp=2"``, as command lines have it.
-
-        Others are ``"fsdp=8,tp=2"``, ``"tp=8,ep=8,order=vllm"``, ``"pp=3,layers=10:11:11"`` (numbers of layers)
-        and ``"pp=2,layers=0-3+8-11:4-7+12-15"`` (the layers themselves).
+        """From text such as ``"tp=4,pp=2"``, ``"fsdp=8,tp=2"``, ``"tp=8,ep=8,order=vllm"`` or
+        ``"pp=3,layers=10:11:11"`` (numbers) and ``"pp=2,layers=0-3+8-11:4-7+12-15"`` (the layers themselves).
 
         Raises:
             CommandError: For an option that is unknown, given twice, or has a value that cannot be.

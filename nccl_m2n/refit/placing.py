@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class Home:
         """Consecutive experts on one rank (the first ranks hold one more where they do not divide), or as given."""
         if given is None:
             bounds = [r * (experts // ranks) + min(r, experts % ranks) for r in range(ranks + 1)]
-            slots = tuple(tuple(range(a, b)) for a, b in itertools.pairwise(bounds))
+            slots = tuple(tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False))
         else:
             each, over = divmod(len(given), ranks)
             if over or set(given) != set(range(experts)):

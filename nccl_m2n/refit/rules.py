@@ -30,8 +30,7 @@ class Rule:
         units: How many indivisible units the `tp` dimension has: a number, or the key of the model's
             configuration that says it. Where there are more ranks than units, neighbours hold the same unit.
         padded: Dimension 0 counts the vocabulary, which storage may pad.
-        stage: For names without a layer number, the pipeline stages that own them: ``"first"``,
-            ``"last"`` or ``"all"``.
+        stage: For names without a layer number, the pipeline stages that own them: ``"first"``, ``"last"`` or ``"all"``.
         fsdp: The dimension that FSDP ranks share out.
     """
 
@@ -194,7 +193,6 @@ class Matcher:
         self._found: dict[str, Rule] = {}
 
     def __call__(self, name: str) -> Rule:
-        """The first rule that matches a parameter's name."""
         key = name if self._by_name else _NUMBER.sub("0", name)
         if key not in self._found:
             for rule, pattern in zip(self.rules, self._compiled, strict=True):

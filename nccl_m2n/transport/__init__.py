@@ -3,5 +3,6 @@
 
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 from nccl_m2n.transport.local import LocalTransport
+from nccl_m2n.transport.mpi import MpiTransport
 
-__all__ = ["LocalTransport", "Message", "PreparedRound", "Transport"]
+__all__ = ["LocalTransport", "Message", "MpiTransport", "PreparedRound", "Transport"]

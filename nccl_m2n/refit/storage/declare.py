@@ -165,9 +165,10 @@ def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
     at = 0
     for extent in local:
         have = 1
-        if at < len(shape) and extent in (0, 1) and shape[at] == extent:
-            at += 1
-            continue
+        if at < len(shape) and extent in (0, 1):
+            if shape[at] == extent:
+                at += 1
+                continue
         while at < len(shape) and have != extent:
             have *= shape[at]
             at += 1
