@@ -14,7 +14,7 @@ from nccl_m2n.errors import (
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.refit import Parameter, Refit
-from nccl_m2n.transport import LocalTransport
+from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,8 @@ __all__ = [
     "LocalTransport",
     "M2nError",
     "Mesh",
+    "MpiTransport",
+    "NcclTransport",
     "Parameter",
     "Piece",
     "Placement",
