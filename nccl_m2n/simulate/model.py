@@ -98,8 +98,10 @@ class _Hops:
     def of(cls, plan: Plan) -> _Hops:
         hops = plan.hops
         opens = np.append(True, hops["flow"][1:] != hops["flow"][:-1])[: len(hops)]
-        columns = (np.ascontiguousarray(hops[name]) for name in ("source", "destination", "depth", "network"))
-        return cls(plan, plan.flows[hops["flow"]], *columns, opens)
+        source, destination, depth, network = (
+            np.ascontiguousarray(hops[name]) for name in ("source", "destination", "depth", "network")
+        )
+        return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens)
 
     def load(self, number: int, links: Links) -> _Load:
         """What round `number` asks of every rank."""
@@ -117,7 +119,7 @@ class _Hops:
         return _Load(source, destination, loads, packed, unpacked)
 
     def _by_rank(self, ranks: Ints, size: Ints) -> Floats:
-        return np.bincount(ranks, size, minlength=self.plan.world)
+        return np.bincount(ranks, size, minlength=self.plan.world).astype(float, copy=False)
 
 
 def _local_bytes(plan: Plan) -> Floats:
