@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nccl_m2n.layout.intervals import Ints, overlaps
-from nccl_m2n.planning.program import CELL, LOCAL, Program
+from nccl_m2n.planning.places import CELL
+from nccl_m2n.planning.program import LOCAL, Program
 
 Factors: TypeAlias = tuple[tuple[int, ...], ...]  # for each dimension of the layout, those of the array
 Rectangle: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # start within the cell, extent

@@ -100,6 +100,10 @@ class Plan:
 
     def traffic(self) -> Traffic:
         """Bytes by tier and by rank, with the least network bytes that any plan needs."""
+        return self._traffic
+
+    @cached_property
+    def _traffic(self) -> Traffic:
         return count_traffic(self)
 
     def check(self) -> None:
