@@ -74,8 +74,8 @@ def _add_problem(parser: Parser) -> None:
 
 def _add_refit(commands: Any) -> None:
     text = """Move a model's weights from one sharding to another with one collective, and verify every byte.
-    Run it under mpiexec or torchrun, one rank a process; alone, all ranks are in this process. A model without
-    data gets weights made up from names and positions, so that every byte can be verified all the same."""
+    Run it under mpiexec or torchrun, one rank a process; alone, all ranks are in this process. A model
+    without data gets weights made up from names and positions, so that every byte can be verified as well."""
     parser = _command(commands, "refit", "move a model's real bytes and verify every one", text)
     _add_problem(parser)
     parser.add_argument(

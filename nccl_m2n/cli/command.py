@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from nccl_m2n.cli.arguments import PROGRAM, parse
-from nccl_m2n.cli.meeting import Meeting, Place, RefusedError, report_fault, together
+from nccl_m2n.cli.meeting import Meeting, Place, RefusedError, one_line, report_fault, together
 from nccl_m2n.errors import M2nError, TransportError
 
 COLLECTIVE = ("refit", "doctor")  # every rank takes part; the others are for rank 0 alone
@@ -87,7 +87,7 @@ def _dispatch(arguments: argparse.Namespace, meeting: Meeting) -> None:
 def _say(error: Exception, given: Sequence[str], rank: int) -> int:
     """Print an error that all ranks know of, on one of them."""
     if rank == 0:
-        print(f"{_title(given)}: error: {'; '.join(str(error).splitlines())}", file=sys.stderr, flush=True)
+        print(f"{_title(given)}: error: {one_line(error)}", file=sys.stderr, flush=True)
     return error.status if isinstance(error, RefusedError) else USAGE
 
 

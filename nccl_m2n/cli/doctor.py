@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_m2n.cli import probes
+from nccl_m2n.cli import probes, transports
 from nccl_m2n.cli.meeting import Meeting
 from nccl_m2n.cli.output import pairs_text, publish
 from nccl_m2n.layout.mesh import short_ranks
@@ -25,10 +25,24 @@ def doctor(arguments: argparse.Namespace, meeting: Meeting) -> None:
     mine = examine(meeting)
     host, _ = probes.probe(host_label)
     mine["host"] = host or socket.gethostname()
+    mine["domains"], mine["problems"]["domains"] = domains(meeting)
     every = [json.loads(said) for said in meeting.share(json.dumps(mine).encode())]
     if meeting.rank == 0:
         data = {**every[0], "ranks": [_summary(each) for each in every]}
         publish(_text(every, meeting), "doctor", data, arguments.json)
+
+
+def domains(meeting: Meeting) -> tuple[list[list[int]] | None, str]:
+    """The NVLink domains as a transport finds them: of the ranks, or alone of the GPUs here. Collective."""
+    lacking = transports.lack_of_gpus(transports.gpu_states(meeting), 1)
+    if lacking:  # the same on all ranks: none of them goes on alone
+        return None, lacking
+
+    def discover() -> list[list[int]]:
+        with transports.nccl_transport(meeting) as transport:
+            return transport.discover_domains()
+
+    return probes.probe(discover)
 
 
 def examine(meeting: Meeting) -> dict[str, Any]:
@@ -125,9 +139,10 @@ def _process_rows(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> list[
         hosts.setdefault(each["host"], []).append(rank)
     for host, ranks in hosts.items():
         count = len(every[ranks[0]]["gpus"] or [])
-        rows.append(
-            (f"rank {short_ranks(ranks)}", f"{host}, {count} GPUs; joined by NVLink or memory at most")
-        )
+        rows.append((f"rank {short_ranks(ranks)}", f"{host}, {count} GPUs"))
+    joined = every[0]["domains"]
+    said_joined = "; ".join(map(short_ranks, joined)) if joined else _lacks(every[0]["problems"]["domains"])
+    rows.append((f"NVLink joins {'ranks' if len(every) > 1 else 'GPUs'}", said_joined))
     for what in ("python", "nccl_m2n", "numpy", "nccl"):
         said: dict[str, list[int]] = {}
         for rank, each in enumerate(map(_summary, every)):
@@ -141,7 +156,8 @@ def _process_rows(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> list[
 def _gpu_row(gpu: Mapping[str, Any]) -> tuple[str, str]:
     return (
         f"GPU {gpu['device']}",
-        f"{gpu['name']}, {gpu['bytes'] / 1e9:.0f} GB, compute capability {gpu['compute_capability']}, {gpu['bus']}",
+        f"{gpu['name']}, {gpu['bytes'] / 1e9:.0f} GB, "
+        f"compute capability {gpu['compute_capability']}, {gpu['bus']}",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from nccl_m2n.errors import CommandError, M2nError, TransportError, VerificationError
 from nccl_m2n.execution.agree import raise_together
+from nccl_m2n.layout.mesh import short_ranks
 
 Result = TypeVar("Result")
 
@@ -102,7 +103,8 @@ class Meeting:
             library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
             raise TransportError(
                 f"the launcher started {self.place.size} processes, mpi4py's MPI library ({library}) sees "
-                f"{self.size}: it belongs to another MPI; use that library's own mpiexec, often beside {sys.executable}"
+                f"{self.size}: it is another MPI's launcher; use the library's own mpiexec, most often in "
+                f"{os.path.dirname(sys.executable)}"
             )
         self._exchange = lambda payload: self.transport.exchange({self.rank: payload})
 
@@ -162,11 +164,11 @@ def together(
     except TransportError:
         raise
     except M2nError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, ranks.size) from error
     return result
 
 
-def refused_together(work: Callable[[], Result]) -> Result:
+def refused_together(ranks: Any, work: Callable[[], Result]) -> Result:
     """Call what is collective itself and raises the same error on all ranks.
 
     Raises:
@@ -177,7 +179,7 @@ def refused_together(work: Callable[[], Result]) -> Result:
     except TransportError:
         raise
     except M2nError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, ranks.size) from error
 
 
 def for_each(ranks: Any, work: Callable[[int], Result]) -> dict[int, Result]:
@@ -188,16 +190,19 @@ def for_each(ranks: Any, work: Callable[[int], Result]) -> dict[int, Result]:
 def report_fault(error: BaseException, command: str) -> None:
     """Print an error that only this rank may know of."""
     if isinstance(error, M2nError):
-        print(f"{command}: error: {_one_line(error)}", file=sys.stderr)
+        print(f"{command}: error: {one_line(error)}", file=sys.stderr)
     else:
         traceback.print_exception(error)
 
 
-def _refusal(error: M2nError) -> RefusedError:
-    return RefusedError(_one_line(error), 1 if isinstance(error, VerificationError) else 2)
+def _refusal(error: M2nError, ranks: int) -> RefusedError:
+    """The refusal that an error stands for; which ranks it is of matters only where it is not of all."""
+    text = one_line(error).removeprefix(f"rank {short_ranks(range(ranks))}: ")
+    return RefusedError(text, 1 if isinstance(error, VerificationError) else 2)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """An error's text without line breaks."""
     return "; ".join(str(error).splitlines())
 
 

@@ -85,8 +85,8 @@ def _named(text: str) -> Manifest:
     except CommandError:
         known = ", ".join(dict.fromkeys([*SHIPPED, *PACKAGES]))
         raise CommandError(
-            f"there is no file, folder or shipped model named {text!r}; shipped are {known}; give a path to a "
-            ".safetensors file or a config.json for another"
+            f"there is no file, folder or shipped model named {text!r}; shipped are {known}; for another "
+            "give the path of its .safetensors file or config.json"
         ) from None
 
 

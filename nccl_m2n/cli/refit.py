@@ -76,7 +76,7 @@ class Refitting:
         several = len(self.transport.local_ranks) > 1
         given = [_arrays(side, several) for side in (self.sources, self.destinations)]
         bound = self._timed(
-            "bind", lambda: refused_together(lambda: self.plan.bind(self.transport, given[0], given[1]))
+            "bind", lambda: refused_together(self.transport, lambda: self.plan.bind(self.transport, *given))
         )
         with bound:
             for _ in progress(range(self.arguments.steps), self.arguments.steps, "move", self.shown):

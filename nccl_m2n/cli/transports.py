@@ -26,6 +26,11 @@ def gpus() -> tuple[int, str]:
         return 0, str(error)
 
 
+def gpu_states(meeting: Meeting) -> list[list[Any]]:
+    """What `gpus` says on every process, and the host of each. Collective."""
+    return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host()]).encode())]
+
+
 def choose(kind: str, meeting: Meeting, problem: Problem, ranks: int | None) -> str:
     """The kind of transport, or the reason why it cannot be had. Collective.
 
@@ -39,11 +44,10 @@ def choose(kind: str, meeting: Meeting, problem: Problem, ranks: int | None) -> 
         RefusedError: On all ranks.
     """
     launcher = meeting.place.launcher
-    looked = gpus() if kind in ("auto", "nccl") else (0, "")
-    states = [json.loads(said) for said in meeting.share(json.dumps([*looked, _host()]).encode())]
+    states = gpu_states(meeting) if kind in ("auto", "nccl") else []
 
     def decide() -> str:
-        lacking = _lack_of_gpus(states, problem.ranks if launcher == "none" else 1)
+        lacking = lack_of_gpus(states, problem.ranks if launcher == "none" else 1)
         chosen = kind
         if kind == "auto":
             chosen = {"mpi": "mpi", "torchrun": "nccl", "none": "local"}[launcher] if lacking else "nccl"
@@ -83,22 +87,27 @@ def make(chosen: str, meeting: Meeting, problem: Problem, ranks: int | None) -> 
         from nccl_m2n.transport.mpi import MpiTransport
 
         return MpiTransport(meeting.world)
+    return nccl_transport(meeting, problem.ranks)
+
+
+def nccl_transport(meeting: Meeting, ranks: int | None = None) -> Transport:
+    """One rank a process, or alone a GPU for each rank; all GPUs where the number is left out. Collective."""
     from nccl_m2n.transport.nccl import NcclTransport
 
     if meeting.place.launcher == "mpi":
         return NcclTransport.from_mpi(meeting.world)
     if meeting.place.launcher == "torchrun":
         return NcclTransport.from_environment()
-    return NcclTransport.init_all(problem.ranks)
+    return NcclTransport.init_all(ranks)
 
 
 def domains_found(transport: Transport) -> list[list[int]]:
     """The NVLink domains of the transport's ranks. Collective."""
-    return refused_together(transport.discover_domains)
+    return refused_together(transport, transport.discover_domains)
 
 
 def require_memory(meeting: Meeting, needed: int) -> None:
-    """Refuse arrays that do not fit a host's free memory, before the system ends a process for them. Collective.
+    """Refuse arrays that a host has no memory for, before it ends a process for them. Collective.
 
     Args:
         meeting: The processes.
@@ -134,7 +143,7 @@ def free_memory() -> int | None:
         return None
 
 
-def _lack_of_gpus(states: list[list[Any]], ranks_each: int) -> str:
+def lack_of_gpus(states: list[list[Any]], ranks_each: int) -> str:
     """Why not every rank can have a GPU of its own; empty if every rank can."""
     hosts: dict[str, int] = {}
     for rank, (count, reason, host) in enumerate(states):

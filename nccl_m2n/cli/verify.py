@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a destination holds what it should: by slicing of its own, apart from the plans and their pieces."""
+"""Whether a destination holds what it should, by slicing of its own: neither plans nor pieces are asked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCK_BYTES = 32 << 20  # compared at a time
 def wanted_index(layout: Layout, rank: int) -> list[Wanted]:
     """The global indices that a rank's local array must hold, dimension by dimension.
 
-    Follows the placements one mesh axis after another on the list of all indices; a naive twin of what layouts do.
+    Follows the placements, one mesh axis after another, on the list of all indices: a naive twin of layouts.
 
     Args:
         layout: A layout with placements.
