@@ -64,12 +64,10 @@ def bind(
     if not failures:
         executor = attempt(lambda: _executor(plan, transport, tasks), failures, transport.local_ranks[0])
     try:
-        raise_together(transport, failures, {"plan": plan.digest})
+        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
     except Exception:
         if executor is not None:
             executor.close()
-        if not failures:
-            raise_together(transport, failures, _facts(plan))
         raise
     executor.connect()
     owners = [view for views in tasks.values() for side in views[3] for view in side]

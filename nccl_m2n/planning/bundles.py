@@ -154,7 +154,9 @@ def _set_pairs(cells: Cells, sets: RankSets) -> tuple[Ints, Ints]:
     made = []
     for which, ranks in ((cells.holder, cells.holders), (cells.needer, cells.needers)):
         used, inverse = np.unique(which, return_inverse=True)
-        made.append(np.array([sets.number(ranks[i]) for i in used.tolist()], np.int64)[inverse])
+        members = [ranks[i] for i in used.tolist()]
+        counts = np.array([len(m) for m in members], np.int64)
+        made.append(sets.numbers(np.concatenate([np.zeros(0, np.int64), *members]), counts)[inverse])
     return made[0], made[1]
 
 
