@@ -403,7 +403,7 @@ def nccl_bindings() -> Any:
         nccl.get_version()  # loads the library, which the import alone does not
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda13]' (or cuda12), which brings nccl4py and CuPy"
+            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), which brings nccl4py and CuPy"
         ) from None
     return nccl
 
