@@ -11,21 +11,32 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
 
 from mpi4py import MPI
 
 from nccl_m2n import MpiTransport
-from tests import scenarios
+from tests import bad_input, scenarios
+
+Case: TypeAlias = Callable[[MpiTransport], list[str]]
 
 
-def scenario_cases() -> dict[str, Callable[[MpiTransport], list[str]]]:
+def scenario_cases() -> dict[str, Case]:
     """Every scenario of the table; a case gives the names of what went wrong on this rank."""
     return {name: lambda t, s=scenario: scenarios.run(s, t) for name, scenario in scenarios.BY_NAME.items()}
 
 
-TABLES: Mapping[str, Callable[[], Mapping[str, Callable[[Any], list[str]]]]] = {"scenarios": scenario_cases}
+def refusal_cases() -> dict[str, Case]:
+    """Every mistake, and between them a problem in order: the transport must have survived."""
+    made: dict[str, Case] = {}
+    for case in bad_input.BAD_INPUT:
+        made[case.name] = lambda t, c=case: bad_input.refused(c, t) + scenarios.run(AFTERWARDS, t, turns=1)
+    return made
+
+
+AFTERWARDS = scenarios.BY_NAME["overlapping meshes"]
+TABLES: dict[str, Callable[[], dict[str, Case]]] = {"scenarios": scenario_cases, "refusals": refusal_cases}
 
 
 def main(table: str) -> None:
