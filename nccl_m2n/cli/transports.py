@@ -22,8 +22,8 @@ def gpus() -> tuple[int, str]:
     try:
         nccl_bindings()
         return device_count(), ""
-    except TransportError as error:
-        return 0, str(error)
+    except Exception as error:  # a broken installation may raise anything; the ranks must hear of it together
+        return 0, str(error) if isinstance(error, TransportError) else f"{type(error).__name__}: {error}"
 
 
 def gpu_states(meeting: Meeting) -> list[list[Any]]:
