@@ -44,7 +44,7 @@ ON_TOP = {"__init__", "__main__", "cli"}  # they may name every part
 # names begin.
 DEVICE_MODULES = {
     "nccl": ("transport.nccl",),
-    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels"),
+    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels", "execution.views"),
 }
 
 

@@ -205,7 +205,7 @@ def split_shapes(copies: Table) -> tuple[Ints, Ints]:
     """
     copies = copies.copy()
     copies["run"][(copies["extent"] == 1).all(axis=1)] = ENDLESS  # its length is in the row already
-    fields = copies.view(np.int64).reshape(len(copies), -1)
+    fields = copies.view(np.int64).reshape(len(copies), COPY.itemsize // 8)
     place, shape = fields[:, :PLACE_FIELDS], np.ascontiguousarray(fields[:, PLACE_FIELDS:])
     whole = shape.view(np.dtype((np.void, shape.itemsize * shape.shape[1])))[:, 0]
     _, first, number = np.unique(whole, return_index=True, return_inverse=True)

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n.transport.gpu import import_cupy
-
 from nccl_m2n.execution.descriptors import split_shapes
 from nccl_m2n.execution.lower import Launches
+from nccl_m2n.transport.gpu import import_cupy
 
 WARPS_PER_BLOCK = 8  # also in copy_parts.cu
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
@@ -21,12 +20,12 @@ BLOCKS_PER_MULTIPROCESSOR = 16  # at most, in one launch: the rest of the tiles 
 
 
 @lru_cache(maxsize=64)
-def copy_kernel(device: int) -> Any:
+def copy_kernel(device: int, defines: tuple[str, ...] = ()) -> Any:
     """The kernel as a launchable CuPy function of one device."""
     cupy = import_cupy()
     source = (files("nccl_m2n.execution") / "copy_parts.cu").read_text()
     with cupy.cuda.Device(device):
-        return cupy.RawKernel(source, "copy_parts", options=("--std=c++17",)).kernel
+        return cupy.RawKernel(source, "copy_parts", options=("--std=c++17", *defines)).kernel
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class CopyTables:
         device: The GPU whose memory they describe.
     """
 
-    def __init__(self, launches: Launches, device: int) -> None:
+    def __init__(self, launches: Launches, device: int, defines: tuple[str, ...] = ()) -> None:
         cupy = import_cupy()
         with cupy.cuda.Device(device):
             stream = cupy.cuda.Stream(non_blocking=True)
@@ -62,7 +61,7 @@ class CopyTables:
                 self._first_tile = cupy.asarray(launches.first_tile.astype(np.int32))
             stream.synchronize()  # the launches come on other streams, and must not find half a table
             multiprocessors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
-        self._function, self._device = copy_kernel(device), device
+        self._function, self._device = copy_kernel(device, defines), device
         self._most_blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR
         self.nbytes = int(self._rows.nbytes + self._shapes.nbytes + self._first_tile.nbytes)
         self.launches = [

@@ -70,7 +70,7 @@ def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:
 
 def _set_chunks(routes: Routes, world: int, size: Ints, chunk: int) -> int:
     flows, hops = routes.flows, routes.hops
-    flows["chunks"] = -(-size // max(chunk, ALIGN))
+    flows["chunks"] = -(-size // max(chunk // ALIGN * ALIGN, ALIGN))  # cuts fall on multiples of ALIGN
     messages = np.zeros(world, np.int64)
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
@@ -98,6 +98,25 @@ def chunk_table(flows: np.ndarray, rounds: int) -> tuple[Ints, Ints, Ints, Ints]
     lo = start + units * j // n * ALIGN
     hi = np.minimum(start + units * (j + 1) // n * ALIGN, stop)
     return row, lo, hi, (j * rounds + flows["phase"][row]) // n
+
+
+def chunks_in_round(flows: np.ndarray, rounds: int, number: Ints) -> tuple[Ints, Ints]:
+    """The chunks whose first hop is in a given round; `chunk_table` from the other side.
+
+    Args:
+        flows: The flows; a flow has at most one chunk in a round.
+        rounds: Rounds in which first hops start.
+        number: The round asked for, one for each flow.
+
+    Returns:
+        Rows in `flows`, and the bytes of the chunk of each.
+    """
+    chunks, phase = flows["chunks"], flows["phase"]
+    j = -(-(number * chunks - phase) // rounds)
+    row = np.flatnonzero((j >= 0) & (j < chunks) & ((j * rounds + phase) // chunks == number))
+    j, n, length = j[row], chunks[row], (flows["stop"] - flows["start"])[row]
+    units = -(-length // ALIGN)
+    return row, np.minimum(units * (j + 1) // n * ALIGN, length) - units * j // n * ALIGN
 
 
 def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:

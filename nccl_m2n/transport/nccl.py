@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from nccl_m2n.errors import TransferTimeout, TransportError
-
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound, Transport
 from nccl_m2n.transport.deadline import poll, run_within
 from nccl_m2n.transport.gpu import device_count, import_cupy
@@ -117,14 +117,22 @@ class NcclTransport(Transport):
     ) -> NcclTransport:
         bindings, cupy = nccl_bindings(), import_cupy()
         identifier = exchange(bytes(checked(bindings.get_unique_id)) if rank == 0 else b"")[0]
-
-        def join() -> Any:
-            cupy.cuda.runtime.setDevice(device)  # the device is each thread's own setting
-            return checked(bindings.comm_init_rank_scalable, size, rank, 1, bytearray(identifier), 0)
-
-        handle = run_within(timeout, f"NCCL's start-up on rank {rank} of {size}", join)
+        config = bindings.Config()
+        config.blocking = 0
+        with cupy.cuda.Device(device):
+            parent = checked(
+                bindings.comm_init_rank_scalable, size, rank, 1, bytearray(identifier), config.ptr
+            )
+        what = f"NCCL's start-up on rank {rank} of {size}"
+        _settle(bindings, parent, timeout, what)
+        # Only start-up is to be non-blocking: there every group costs a thread and a wait for it, some
+        # 80 µs more than in a blocking child, which shares the parent's connections.
+        config = bindings.Config()
+        config.blocking, config.split_share = 1, 1
+        child = checked(bindings.comm_split, parent, 0, rank, config.ptr)
+        _settle(bindings, parent, timeout, what)
         transport = cls.__new__(cls)
-        transport._set_up({rank: handle}, exchange, timeout, owned=True, keep=keep)
+        transport._set_up({rank: child}, exchange, timeout, owned=True, keep=keep, parent=parent)
         return transport
 
     def _set_up(
@@ -135,8 +143,9 @@ class NcclTransport(Transport):
         *,
         owned: bool,
         keep: Any = None,
+        parent: Any = None,
     ) -> None:
-        self._bindings, self._communicators = nccl_bindings(), communicators
+        self._bindings, self._communicators, self._parent = nccl_bindings(), communicators, parent
         self._owned, self._keep, self.timeout = owned, keep, timeout
         self.local_ranks = tuple(sorted(communicators))
         self.size = checked(self._bindings.comm_count, communicators[self.local_ranks[0]])
@@ -148,6 +157,7 @@ class NcclTransport(Transport):
                 f"expected one rank or all {self.size} in this process, got ranks {self.local_ranks}"
             )
         self._open = True
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # what holds captured graphs: `release_graph()`
         self._exchange = exchange
         if exchange is None and len(self.local_ranks) < self.size:
             device = self.devices[self.local_ranks[0]]
@@ -266,7 +276,7 @@ class NcclTransport(Transport):
             self._end(self._bindings.comm_abort)
 
     def close(self) -> None:
-        """Destroy the communicators that this transport made. Release captured graphs before."""
+        """Destroy the communicators that this transport made; captured graphs are released before."""
         if self._open:
             self._open = False
             if self._owned:
@@ -276,6 +286,8 @@ class NcclTransport(Transport):
 
     def _end(self, how: Callable[[Any], None]) -> None:
         bindings = self._bindings
+        for holder in list(self.graphs):
+            holder.release_graph()
         # One thread ends several ranks inside one group, or the first would wait for the others for ever.
         several = len(self._communicators) > 1
         if several:
@@ -283,6 +295,8 @@ class NcclTransport(Transport):
         try:
             for handle in self._communicators.values():
                 how(handle)
+            if self._parent is not None:
+                how(self._parent)
         except bindings.NCCLError:  # already failing; there is nothing left to undo
             pass
         finally:
@@ -344,6 +358,24 @@ def _text(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
 
 
+def _settle(bindings: Any, handle: Any, timeout: float, what: str) -> None:
+    """Wait until a non-blocking communicator has done what it was asked; abort it if it does not."""
+
+    def settled() -> bool:
+        state = bindings.comm_get_async_error(handle)
+        if state == bindings.Result.InProgress:
+            return False
+        if state != bindings.Result.Success:
+            text = f"{bindings.get_error_string(state)}; last error: {bindings.get_last_error(handle)}"
+            bindings.comm_abort(handle)
+            raise TransportError(f"{what} failed: {text}")
+        return True
+
+    if not poll(settled, time.monotonic() + timeout):
+        bindings.comm_abort(handle)
+        raise TransferTimeout(f"{what} took longer than {timeout:g} s: not all ranks came")
+
+
 def _leave_group(bindings: Any) -> None:
     try:
         bindings.group_end()
@@ -371,7 +403,7 @@ def nccl_bindings() -> Any:
         nccl.get_version()  # loads the library, which the import alone does not
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cu13]' (or cu12), which brings nccl4py and CuPy"
+            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), which brings nccl4py and CuPy"
         ) from None
     return nccl
 
