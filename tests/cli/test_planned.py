@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccl_m2n.cli import main
 from nccl_m2n.cli.meeting import Place
+from nccl_m2n.cli.output import progress
+from nccl_m2n.cli.transports import lack_of_gpus
 from tests.cli.runs import run, succeed
 
 LLAMA = ["--model", "Llama-3.1-8B", "--source", "tp=4,pp=2", "--destination", "tp=8,dp=2"]
@@ -102,3 +107,30 @@ def test_doctor_with_broken_packages(tmp_path: Path) -> None:
 )
 def test_the_launcher_is_told_by_its_variables(environment: dict[str, str], place: Place) -> None:
     assert Place.of(environment) == place
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "drawn"), [(Terminal, True), (io.StringIO, False)])
+def test_a_progress_bar_on_a_terminal_only(monkeypatch, stream: type[io.StringIO], drawn: bool) -> None:
+    monkeypatch.setattr(sys, "stderr", stream())
+    assert list(progress(range(3), 3, "read", True)) == [0, 1, 2]
+    assert ("read" in sys.stderr.getvalue()) == drawn
+    assert sys.stderr.getvalue().endswith("\r\x1b[K" if drawn else "")
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ([[4, "", "host a", False]] * 4, ""),
+        ([[4, "", "host a", False]] * 5, "host a has 4 GPUs for 5 ranks"),
+        ([[1, "", "host a", True]] * 5, ""),
+        ([[4, "", "host a", False], [0, "no NCCL", "host b", False]], "rank 1: no NCCL"),
+    ],
+)
+def test_whether_every_rank_can_have_a_gpu(states: list[list[Any]], said: str) -> None:
+    assert lack_of_gpus(states, 1).startswith(said)
+    assert bool(lack_of_gpus(states, 1)) == bool(said)
