@@ -43,7 +43,7 @@ ON_TOP = {"__init__", "__main__", "cli"}  # they may name every part
 # The only modules that may import a package with a device behind it, even inside a function, by how their
 # names begin.
 DEVICE_MODULES = {
-    "nccl": ("transport.nccl",),
+    "nccl": ("transport.nccl_library",),
     "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels", "execution.views"),
 }
 
