@@ -18,7 +18,7 @@ _MEMORY_INFO = "/proc/meminfo"
 
 def gpus() -> tuple[int, str]:
     """How many GPUs NCCL can use here, and why there are none."""
-    from nccl_m2n.transport.nccl import nccl_bindings
+    from nccl_m2n.transport.nccl_library import nccl_bindings
 
     try:
         nccl_bindings()
