@@ -13,7 +13,10 @@ from nccl_m2n.errors import (
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.transport import LocalTransport
+from nccl_m2n.refit import Parameter, Refit
+from nccl_m2n.reshard import reshard
+from nccl_m2n.simulate import Links, Timeline, simulate
+from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
 
 __version__ = "0.1.0"
 
@@ -23,21 +26,29 @@ __all__ = [
     "DisagreementError",
     "Layout",
     "LayoutError",
+    "Links",
     "LocalTransport",
     "M2nError",
     "Mesh",
+    "MpiTransport",
+    "NcclTransport",
+    "Parameter",
     "Piece",
     "Placement",
     "Plan",
     "PlanError",
+    "Refit",
     "Replicate",
     "Segment",
     "Shard",
     "StridedShard",
+    "Timeline",
     "Topology",
     "Transfer",
     "TransferTimeout",
     "TransportError",
     "VerificationError",
     "plan",
+    "reshard",
+    "simulate",
 ]

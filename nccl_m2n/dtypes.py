@@ -59,7 +59,7 @@ def dtype_name(dtype: Any) -> str:
         )
     return (
         made.name
-        if made.fields is None and made.kind != "V" or made.name in _EXTENDED
+        if (made.fields is None and made.kind != "V") or made.name in _EXTENDED
         else f"V{made.itemsize}"
     )
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from copies import boxes_of, numpy_dtype
-from test_descriptors import scattered
 
 from nccl_m2n.execution.descriptors import block_hints, join, packed_boxes, split_shapes
 from nccl_m2n.execution.kernels import WARPS_PER_BLOCK
 from nccl_m2n.execution.lower import launches
+from tests.copies import boxes_of, numpy_dtype
+from tests.test_descriptors import scattered
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="needs g++ to compile the kernel for the CPU"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from copies import boxes_of, run_copies
 
 from nccl_m2n.execution.descriptors import TILE_BYTES, join, packed_boxes, tiles, trim, widen
+from tests.copies import boxes_of, run_copies
 
 
 def scattered(shape, dtype, seed):

@@ -24,7 +24,12 @@ def attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) 
         return None
 
 
-def raise_together(transport: Transport, failures: Mapping[int, Exception], facts: Mapping[str, Any]) -> None:
+def raise_together(
+    transport: Transport,
+    failures: Mapping[int, Exception],
+    facts: Mapping[str, Any],
+    details: Callable[[], Mapping[str, Any]] | None = None,
+) -> None:
     """Raise the same error on every rank if any rank failed or the ranks' facts differ. Collective.
 
     Args:
@@ -32,6 +37,7 @@ def raise_together(transport: Transport, failures: Mapping[int, Exception], fact
         failures: Errors of local ranks, to be raised everywhere.
         facts: What must be equal on all ranks; JSON data by name. They are compared by the order given and
             the first that differs is reported with the values and their ranks.
+        details: More facts, exchanged only where the first ones differ, to say what the difference is.
 
     Raises:
         M2nError: The first failing rank's kind of error; `DisagreementError` if facts differ.
@@ -51,6 +57,8 @@ def raise_together(transport: Transport, failures: Mapping[int, Exception], fact
         _raise_failure(failed, failures)
     texts = [text for _, text in reports]
     if len(set(texts)) > 1:
+        if details is not None:  # every rank has seen the same texts, so all of them go on to this
+            raise_together(transport, {}, details())
         raise _difference([json.loads(text) for text in texts])
 
 

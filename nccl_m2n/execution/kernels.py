@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n.transport.gpu import import_cupy
-
 from nccl_m2n.execution.descriptors import block_hints, split_shapes
 from nccl_m2n.execution.lower import Launches
+from nccl_m2n.transport.gpu import import_cupy
 
 WARPS_PER_BLOCK = 4  # also in copy_parts.cu
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK

@@ -4,7 +4,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
+
+from nccl_m2n.errors import LayoutError
+
+
+def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    """Plain ints from any integers, NumPy's included, or an error."""
+    try:
+        return tuple(int(index(i)) for i in values)
+    except TypeError:
+        raise LayoutError(f"expected integers as {what}, got {values!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +26,9 @@ class Box:
     Args:
         start: First index in each dimension, in elements.
         stop: One past the last index in each dimension, in elements.
+
+    Raises:
+        LayoutError: If there are not as many starts as stops, or one of them is no integer.
 
     Example:
         >>> from nccl_m2n import Box
@@ -25,8 +40,10 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", tuple(int(i) for i in self.start))
-        object.__setattr__(self, "stop", tuple(int(i) for i in self.stop))
+        object.__setattr__(self, "start", integers(self.start, "starts of a box"))
+        object.__setattr__(self, "stop", integers(self.stop, "stops of a box"))
+        if len(self.start) != len(self.stop):
+            raise LayoutError(f"expected as many starts as stops in a box, got {self.start} and {self.stop}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +78,7 @@ class Piece:
     offset: tuple[int, ...]  # where the box starts in the rank's local array, in elements
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offset", tuple(int(i) for i in self.offset))
+        object.__setattr__(self, "offset", integers(self.offset, "offsets of a piece"))
 
     @property
     def local_slices(self) -> tuple[slice, ...]:

@@ -68,17 +68,8 @@ def overlaps(starts: Ints, stops: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints,
 
 
 def product_index(counts: Sequence[int]) -> Ints:
-    """Row-major indices of all combinations, shape ``(len(counts), product of counts)``.
-
-    As ``numpy.indices(counts).reshape(len(counts), -1)``, for scalars too.
-    """
-    total = math.prod(counts)
-    index = np.empty((len(counts), total), np.int64)
-    inner = total
-    for d, n in enumerate(counts):
-        inner //= max(n, 1)
-        index[d] = np.arange(total) // max(inner, 1) % max(n, 1)
-    return index
+    """Row-major indices of all combinations, shape ``(len(counts), product of counts)``."""
+    return np.indices(tuple(counts)).reshape(len(counts), math.prod(counts))
 
 
 def ravel_index(index: Ints, counts: Sequence[int]) -> Ints:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.box import Box, Piece
+from nccl_m2n.layout.box import Box, Piece, integers
 from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, grid_partition
@@ -56,6 +56,8 @@ class Layout:
     def __init__(self, shape: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> None:
         object.__setattr__(self, "shape", as_shape(shape))
         object.__setattr__(self, "mesh", mesh)
+        if not isinstance(mesh, Mesh):
+            raise LayoutError(f"expected a Mesh, got {mesh!r} of type {type(mesh).__name__}; write Mesh(...)")
         if len(placements) != mesh.ndim:
             raise LayoutError(
                 f"expected {mesh.ndim} placements, one for each axis of a mesh of shape {mesh.shape}, "
@@ -65,7 +67,8 @@ class Layout:
         object.__setattr__(self, "placements", made)
         for placement in made:
             _check_segments(placement, self.shape)
-        _ = self._splits  # refuses segments whose parts do not fit the mesh axis, now rather than later
+        if any(isinstance(p, Shard) and p.segments for p in made):
+            _ = self._splits  # refuses segments whose parts do not fit the mesh axis, now rather than later
 
     @staticmethod
     def from_pieces(
@@ -154,7 +157,7 @@ class Layout:
             start: First global index of each box, shape (boxes, ndim); no box crosses a piece.
 
         Returns:
-            Box numbers and local indices, shape (found, ndim): one row for each place where a box lies.
+            Box numbers, and local indices of shape (found, ndim), one row for each place where a box lies.
         """
         local = np.empty_like(start)
         for d, (split, coordinate) in enumerate(zip(self._splits, self._coordinates(rank), strict=True)):
@@ -196,10 +199,13 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout, (self.shape, self.mesh, self.placements)  # no cache travels: hashes differ by process
+
 
 def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape as a tuple of ints, or an error."""
-    made = tuple(int(n) for n in shape)
+    made = integers(shape, "the extents of a shape")
     if len(made) > MAX_NDIM:
         raise LayoutError(f"expected at most {MAX_NDIM} dimensions, got {len(made)}: {made}; merge some")
     if any(n < 0 for n in made):
@@ -218,7 +224,7 @@ def _check_segments(placement: Placement, shape: tuple[int, ...]) -> None:
     if not isinstance(placement, Shard) or not placement.segments:
         return
     total, extent = sum(s.size for s in placement.segments), shape[placement.dim]
-    if total != extent or any(s.size < 0 or (s.parts or 1) < 1 for s in placement.segments):
+    if total != extent:
         raise LayoutError(
             f"expected the segments of {placement!r} to add up to the extent {extent} of dimension "
             f"{placement.dim} in shape {shape}, got {total}; list the length of every segment"

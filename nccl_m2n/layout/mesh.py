@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,8 +50,8 @@ class Mesh:
         object.__setattr__(self, "shape", array.shape)
         object.__setattr__(self, "ranks", tuple(array.ravel().tolist()))
         object.__setattr__(self, "names", None if names is None else tuple(map(str, names)))
-        if len(self.index) != len(self.ranks):
-            twice = sorted({r for r in self.ranks if self.ranks.count(r) > 1})
+        if len(set(self.ranks)) != len(self.ranks):
+            twice = sorted(rank for rank, times in Counter(self.ranks).items() if times > 1)
             raise LayoutError(
                 f"expected distinct ranks in a mesh, got rank {', '.join(map(str, twice))} more than once "
                 f"in a mesh of shape {self.shape}; list each rank once"
@@ -101,6 +102,9 @@ class Mesh:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.array, self.names)  # no cache travels: hashes differ by process
 
     def __repr__(self) -> str:
         names = "" if self.names is None else f", names={self.names}"

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.layout.box import Box
-from nccl_m2n.layout.intervals import Ints, overlaps, product_index, ravel_index
+from nccl_m2n.layout.intervals import Ints, expand, overlaps, product_index, ravel_index
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
 
@@ -79,8 +79,8 @@ def box_partition(ndim: int, pieces: Mapping[int, Sequence[Box]]) -> BoxPartitio
         for box in boxes:
             if box.size:
                 owners.setdefault(box, set()).add(rank)
-    start = np.array([b.start for b in owners], np.int64).reshape(-1, ndim)
-    stop = np.array([b.stop for b in owners], np.int64).reshape(-1, ndim)
+    start = np.array([b.start for b in owners], np.int64).reshape(len(owners), ndim)
+    stop = np.array([b.stop for b in owners], np.int64).reshape(len(owners), ndim)
     ranks = list(owners.values())
     if _any_overlap(start, stop):
         start, stop, ranks = _refine(start, stop, ranks)
@@ -106,23 +106,16 @@ def _meeting(a_start: Ints, a_stop: Ints, b_start: Ints, b_stop: Ints) -> tuple[
         return i, j
     sweep = int(np.argmax([len(np.unique(b_start[:, d])) for d in range(ndim)]))
     points = np.unique(np.concatenate([b_start[:, sweep], b_stop[:, sweep]]))
-    slot_b, _ = _slots(points, b_start[:, sweep], b_stop[:, sweep])
-    slot_a, _ = _slots(points, a_start[:, sweep], a_stop[:, sweep])
-    order = np.argsort(slot_b[1], kind="stable")
-    slots, boxes = slot_b[1][order], slot_b[0][order]
-    first = np.searchsorted(slots, slot_a[1], side="left")
-    counts = np.searchsorted(slots, slot_a[1], side="right") - first
-    i = np.repeat(slot_a[0], counts)
-    j = boxes[np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())]
+    # The pairs that share an elementary interval of the swept dimension.
+    box_a, slot_a, _, _ = overlaps(points[:-1], points[1:], a_start[:, sweep], a_stop[:, sweep])
+    box_b, slot_b, _, _ = overlaps(points[:-1], points[1:], b_start[:, sweep], b_stop[:, sweep])
+    order = np.argsort(slot_b, kind="stable")
+    first = np.searchsorted(slot_b[order], slot_a, side="left")
+    row, k = expand(np.searchsorted(slot_b[order], slot_a, side="right") - first)
+    i, j = box_a[row], box_b[order][first[row] + k]
     meet = ((a_start[i] < b_stop[j]) & (b_start[j] < a_stop[i])).all(axis=1)
     pairs = np.unique(np.stack([i[meet], j[meet]]), axis=1)
     return pairs[0], pairs[1]
-
-
-def _slots(points: Ints, start: Ints, stop: Ints) -> tuple[tuple[Ints, Ints], int]:
-    """(box, elementary interval) pairs along the swept dimension."""
-    row, slot, _, _ = overlaps(points[:-1], points[1:], start, stop)
-    return (row, slot), len(points)
 
 
 def _any_overlap(start: Ints, stop: Ints) -> bool:

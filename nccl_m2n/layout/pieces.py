@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -36,11 +37,16 @@ class PieceLayout(Layout):
         object.__setattr__(self, "shape", made)
         object.__setattr__(self, "mesh", Mesh(sorted(pieces)))
         object.__setattr__(self, "placements", ())
+        given = {rank: as_shape(local) for rank, local in (local_shapes or {}).items()}
+        if not given.keys() <= pieces.keys():
+            raise LayoutError(
+                f"expected local shapes only of the ranks {sorted(pieces)} that pieces are given for, "
+                f"got some of {sorted(given)}; give a rank that holds nothing an empty list of pieces"
+            )
         table = {}
-        for rank in sorted(pieces):
+        for rank in self.mesh.ranks:
             held = _placed(rank, pieces[rank])
-            given = None if local_shapes is None or rank not in local_shapes else as_shape(local_shapes[rank])
-            table[rank] = (held, _local_shape(rank, made, held, given))
+            table[rank] = (held, _local_shape(rank, made, held, given.get(rank)))
         object.__setattr__(self, "_table", table)
 
     _table: dict[int, tuple[tuple[Piece, ...], tuple[int, ...]]]
@@ -83,6 +89,10 @@ class PieceLayout(Layout):
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        held, local_shapes = ({rank: entry[i] for rank, entry in self._table.items()} for i in (0, 1))
+        return PieceLayout, (self.shape, held, local_shapes)
+
     def __repr__(self) -> str:
         pieces = {rank: list(held) for rank, (held, _) in self._table.items()}
         shapes = {rank: shape for rank, (_, shape) in self._table.items()}
@@ -96,10 +106,11 @@ class PieceLayout(Layout):
 def _placed(rank: int, given: Sequence[Box | Piece]) -> tuple[Piece, ...]:
     """The pieces with their offsets, those of plain boxes laid end to end."""
     boxes = [b for b in given if isinstance(b, Box)]
-    if boxes and len(boxes) != len(given):
-        raise LayoutError(f"expected only Box or only Piece for rank {rank}, got both; give a Piece for each")
+    pieces = tuple(p for p in given if isinstance(p, Piece))
+    if len(given) not in (len(boxes), len(pieces)):
+        raise LayoutError(f"expected only Box or only Piece for rank {rank}, got {list(given)}")
     if not boxes:
-        return tuple(p for p in given if isinstance(p, Piece))
+        return pieces
     if len(boxes) == 1:
         return (Piece(boxes[0], (0,) * len(boxes[0].start)),)
     shapes = [b.shape for b in boxes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from nccl_m2n.errors import LayoutError
@@ -23,6 +24,12 @@ class Segment:
 
     size: int
     parts: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", index(self.size))
+        object.__setattr__(self, "parts", None if self.parts is None else index(self.parts))
+        if self.size < 0 or (self.parts is not None and self.parts < 1):
+            raise LayoutError(f"expected a segment of 0 or more elements in 1 or more parts, got {self!r}")
 
     def __repr__(self) -> str:
         return f"Segment({self.size})" if self.parts is None else f"Segment({self.size}, parts={self.parts})"
@@ -64,7 +71,7 @@ class Shard(Placement):
     segments: tuple[Segment, ...] = ()
 
     def __init__(self, dim: int, segments: Sequence[int | Segment] = ()) -> None:
-        object.__setattr__(self, "dim", dim)
+        object.__setattr__(self, "dim", index(dim))
         made = tuple(s if isinstance(s, Segment) else Segment(s) for s in segments)
         object.__setattr__(self, "segments", made)
 
@@ -102,6 +109,12 @@ class StridedShard(Placement):
     dim: int
     split_factor: int
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", index(self.dim))
+        object.__setattr__(self, "split_factor", index(self.split_factor))
+        if self.split_factor < 1:
+            raise LayoutError(f"expected a split_factor of 1 or more, got {self!r}")
+
     def __repr__(self) -> str:
         return f"StridedShard({self.dim}, split_factor={self.split_factor})"
 
@@ -133,8 +146,6 @@ def as_placement(value: Any, ndim: int) -> Placement:
             f"expected the dimension of {made!r} to be one of a tensor of rank {ndim}, got {made.dim}; "
             + (f"use 0 to {ndim - 1}" if ndim else "a scalar can only be replicated")
         )
-    if isinstance(made, StridedShard) and made.split_factor < 1:
-        raise LayoutError(f"expected a split_factor of 1 or more, got {made!r}")
     return made if made.dim >= 0 else _at(made, made.dim + ndim)
 
 

@@ -100,7 +100,7 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     stream_order = np.empty(len(transfers), np.int64)
     stream_order[order] = np.arange(len(transfers))
     sets = RankSets()
-    found = [overlap(t.source, t.destination) for t in (transfers[m[0]] for m in members)]
+    found = [_cells(transfers[m[0]]) for m in members]
     pairs = [_set_pairs(cells, sets) for cells in found]
     key = np.concatenate([np.zeros(0, np.int64), *[h * len(sets) + n for h, n in pairs]])
     names, bundle = np.unique(key, return_inverse=True)
@@ -128,6 +128,13 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     return Bundles(table, every, tuple(templates), stream_order, sets)
 
 
+def _cells(transfer: Transfer) -> Cells:
+    try:
+        return overlap(transfer.source, transfer.destination)
+    except PlanError as error:
+        raise PlanError(f"tensor {transfer.name!r}: {error}") from None
+
+
 def _group_transfers(transfers: Sequence[Transfer]) -> list[list[int]]:
     """Numbers of the transfers that share a template, refusing two of one name."""
     names: dict[str, int] = {}
@@ -147,19 +154,19 @@ def _set_pairs(cells: Cells, sets: RankSets) -> tuple[Ints, Ints]:
     made = []
     for which, ranks in ((cells.holder, cells.holders), (cells.needer, cells.needers)):
         used, inverse = np.unique(which, return_inverse=True)
-        made.append(np.array([sets.number(ranks[i]) for i in used.tolist()], np.int64)[inverse])
+        members = [ranks[i] for i in used.tolist()]
+        counts = np.array([len(m) for m in members], np.int64)
+        made.append(sets.numbers(np.concatenate([np.zeros(0, np.int64), *members]), counts)[inverse])
     return made[0], made[1]
 
 
 def _remote_needers(table: np.ndarray, sets: RankSets) -> Ints:
     """Rank set of each bundle's needers that are not holders too."""
-    everyone = [
-        np.unique(
-            np.concatenate([np.zeros(0, np.int64), *[sets[i] for i in np.unique(table[side]).tolist()]])
-        )
+    holders, needers = (
+        np.concatenate([np.zeros(0, np.int64), *[sets[i] for i in np.unique(table[side]).tolist()]])
         for side in ("holders", "needers")
-    ]
-    if not len(np.intersect1d(*everyone)):
+    )
+    if not len(np.intersect1d(holders, needers)):
         return table["needers"]
     pairs = zip(table["holders"].tolist(), table["needers"].tolist(), strict=True)
     return np.array(

@@ -119,5 +119,6 @@ def _check_tiers(plan: Plan) -> None:
     traffic = plan.traffic()
     if plan.options.method == "reshard" and traffic.network_bytes != traffic.network_bytes_bound:
         raise PlanError(
-            f"expected {traffic.network_bytes_bound} network bytes, the least there can be, got {traffic.network_bytes}"
+            f"expected {traffic.network_bytes_bound} network bytes, the least there can be, "
+            f"got {traffic.network_bytes}"
         )

@@ -14,8 +14,9 @@ from nccl_m2n.planning.tapes import ALIGN
 ROUNDS_PER_HOP = 32
 # With a single hop nothing waits for the network but the first pack and the last unpack.
 ROUNDS_SINGLE_HOP = 8
-# A round costs launches on every rank; with less than this for the busiest rank they would show.
+# A round costs launches on every rank; with fewer bytes than this for the busiest rank they would show.
 MIN_ROUND_BYTES = 1 << 20
+MIN_ROUND_BYTES_SINGLE_HOP = 8 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
 
@@ -51,8 +52,9 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
 def _wanted_rounds(hops: np.ndarray, busiest: int) -> int:
     depth = int(hops["depth"].max())
     network_hops = 1 + int(hops["depth"][hops["network"]].max(initial=0))
-    wanted = ROUNDS_PER_HOP * network_hops if depth else ROUNDS_SINGLE_HOP
-    return max(1, min(wanted, busiest // MIN_ROUND_BYTES))
+    if not depth:
+        return max(1, min(ROUNDS_SINGLE_HOP, busiest // MIN_ROUND_BYTES_SINGLE_HOP))
+    return max(1, min(ROUNDS_PER_HOP * network_hops, busiest // MIN_ROUND_BYTES))
 
 
 def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:
@@ -68,7 +70,7 @@ def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:
 
 def _set_chunks(routes: Routes, world: int, size: Ints, chunk: int) -> int:
     flows, hops = routes.flows, routes.hops
-    flows["chunks"] = -(-size // max(chunk, ALIGN))
+    flows["chunks"] = -(-size // max(chunk // ALIGN * ALIGN, ALIGN))  # cuts fall on multiples of ALIGN
     messages = np.zeros(world, np.int64)
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
@@ -96,6 +98,25 @@ def chunk_table(flows: np.ndarray, rounds: int) -> tuple[Ints, Ints, Ints, Ints]
     lo = start + units * j // n * ALIGN
     hi = np.minimum(start + units * (j + 1) // n * ALIGN, stop)
     return row, lo, hi, (j * rounds + flows["phase"][row]) // n
+
+
+def chunks_in_round(flows: np.ndarray, rounds: int, number: Ints) -> tuple[Ints, Ints]:
+    """The chunks whose first hop is in a given round; `chunk_table` from the other side.
+
+    Args:
+        flows: The flows; a flow has at most one chunk in a round.
+        rounds: Rounds in which first hops start.
+        number: The round asked for, one for each flow.
+
+    Returns:
+        Rows in `flows`, and the bytes of the chunk of each.
+    """
+    chunks, phase = flows["chunks"], flows["phase"]
+    j = -(-(number * chunks - phase) // rounds)
+    row = np.flatnonzero((j >= 0) & (j < chunks) & ((j * rounds + phase) // chunks == number))
+    j, n, length = j[row], chunks[row], (flows["stop"] - flows["start"])[row]
+    units = -(-length // ALIGN)
+    return row, np.minimum(units * (j + 1) // n * ALIGN, length) - units * j // n * ALIGN
 
 
 def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:

@@ -97,7 +97,7 @@ def _hops(
     sender: Ints,
     flow: Ints,
 ) -> np.ndarray:
-    """One row a message: along the chain from entry to entry, and in each group from the entry to all others."""
+    """One row a message: along the chain from entry to entry, in each group from the entry to all others."""
     depth_of_entry = feeds.depth[entries.row]
     source, alive, made = sender, np.arange(len(start)), []
     for depth in range(int(feeds.depth.max(initial=-1)) + 1):

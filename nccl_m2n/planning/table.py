@@ -33,17 +33,31 @@ def align_table(rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+LABELS = (
+    "flows",
+    "network",
+    "  least there can be",
+    "NVLink",
+    "local copies",
+    "busiest NIC",
+    "  of its mean",
+    "rounds",
+    "messages",
+    "staging, busiest rank",
+)
+
+
 def plan_table(plan: Plan) -> str:
     """What `print(plan)` shows."""
+    return f"{title(plan)}\n{align_table(plan_rows(plan))}"
+
+
+def plan_rows(plan: Plan) -> list[list[str]]:
+    """The table's cells: a header, then one row a quantity; labels first, then one column a method."""
     columns = [plan, *compared_plans(plan)]
-    rows = [
-        ["", *[c.options.method.replace("_", "+") for c in columns]],
-        *map(list, zip(*map(_column, columns), strict=True)),
-    ]
-    labels = ["flows", "network", "  least there can be", "NVLink", "local copies", "busiest NIC", "  of its mean",
-              "rounds", "messages", "staging, busiest rank"]  # fmt: skip
-    body = [rows[0], *[[label, *row] for label, row in zip(labels, rows[1:], strict=True)]]
-    return f"{title(plan)}\n{align_table(body)}"
+    header = ["", *[c.options.method.replace("_", "+") for c in columns]]
+    rows = zip(LABELS, *map(_column, columns), strict=True)
+    return [header, *map(list, rows)]
 
 
 def title(plan: Plan) -> str:
@@ -53,10 +67,8 @@ def title(plan: Plan) -> str:
     destination = sorted({r for t in layouts for r in t.destination.ranks})
     total = sum(int(np.prod(t.shape, dtype=object)) * item_size(t.dtype) for t in plan.transfers)
     tensors = f"{len(plan.transfers)} tensor" + ("s" if len(plan.transfers) != 1 else "")
-    return (
-        f"{tensors}, {bytes_text(total)}, from ranks {short_ranks(source)} to ranks {short_ranks(destination)}; "
-        f"{plan.topology}"
-    )
+    way = f"from ranks {short_ranks(source)} to ranks {short_ranks(destination)}"
+    return f"{tensors}, {bytes_text(total)}, {way}; {plan.topology}"
 
 
 def compared_plans(plan: Plan) -> list[Plan]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from nccl_m2n.errors import TransferTimeout, TransportError
-
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound, Transport
 from nccl_m2n.transport.deadline import poll, run_within
 from nccl_m2n.transport.gpu import device_count, import_cupy
@@ -404,7 +403,7 @@ def nccl_bindings() -> Any:
         nccl.get_version()  # loads the library, which the import alone does not
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cu13]' (or cu12), which brings nccl4py and CuPy"
+            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), which brings nccl4py and CuPy"
         ) from None
     return nccl
 
