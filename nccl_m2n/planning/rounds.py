@@ -37,7 +37,7 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     longest = int(size.max())
     sent, received, staged = _loads(routes, world)
     rounds = _wanted_rounds(hops, int(max(sent.max(), received.max())))
-    chunk = -(-longest // rounds) if chunk_bytes is None else chunk_bytes
+    chunk = -(-longest // (rounds * ALIGN)) * ALIGN if chunk_bytes is None else chunk_bytes
     most = 2 * int(staged.max())
     if most <= staging_bytes // 2:  # even a single round fits
         return _set_chunks(routes, world, size, chunk)
