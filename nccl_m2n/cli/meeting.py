@@ -151,21 +151,36 @@ def together(
         RefusedError: If it failed somewhere, or the facts differ.
     """
     failures: dict[int, Exception] = {}
-    here = ranks.local_ranks[0]
-    result: Any = None
+    result: Any = _attempt(work, failures, ranks.local_ranks[0])
+    _agree(ranks, failures, facts(result) if facts and not failures else {})
+    return result
+
+
+def for_each(ranks: Any, work: Callable[[int], Result]) -> dict[int, Result]:
+    """`together` for each local rank, one after the other."""
+    failures: dict[int, Exception] = {}
+    made: dict[int, Any] = {rank: _attempt(partial(work, rank), failures, rank) for rank in ranks.local_ranks}
+    _agree(ranks, failures, {})
+    return made
+
+
+def _attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) -> Any:
     try:
-        result = work()
+        return work()
     except (M2nError, OSError, MemoryError) as error:  # any other is a fault of this program: it ends all
-        # A transport's error, raised below, then always means that the ranks cannot talk.
+        # A transport's error, raised by `_agree`, then always means that the ranks cannot talk.
         plain = isinstance(error, M2nError) and not isinstance(error, TransportError)
-        failures[here] = error if plain else CommandError(_said(error))
+        failures[rank] = error if plain else CommandError(_said(error))
+        return None
+
+
+def _agree(ranks: Any, failures: Mapping[int, Exception], facts: Mapping[str, Any]) -> None:
     try:
-        raise_together(ranks, failures, facts(result) if facts and not failures else {})
+        raise_together(ranks, failures, facts)
     except TransportError:
         raise
     except M2nError as error:
         raise _refusal(error, ranks.size) from error
-    return result
 
 
 def refused_together(ranks: Any, work: Callable[[], Result]) -> Result:
@@ -180,11 +195,6 @@ def refused_together(ranks: Any, work: Callable[[], Result]) -> Result:
         raise
     except M2nError as error:
         raise _refusal(error, ranks.size) from error
-
-
-def for_each(ranks: Any, work: Callable[[int], Result]) -> dict[int, Result]:
-    """`together` for each local rank."""
-    return together(ranks, lambda: {rank: partial(work, rank)() for rank in ranks.local_ranks})
 
 
 def report_fault(error: BaseException, command: str) -> None:

@@ -78,7 +78,7 @@ def mpi_library() -> str:
 
 def nccl_library() -> dict[str, Any]:
     """The version of NCCL, where it was loaded from, and which of the wanted functions it lacks."""
-    from nccl_m2n.transport.nccl import nccl_bindings
+    from nccl_m2n.transport.nccl_library import nccl_bindings
 
     number = int(nccl_bindings().get_version())
     path = _loaded("libnccl.so")

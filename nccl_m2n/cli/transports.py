@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from nccl_m2n.cli.meeting import Meeting, refused_together, together
@@ -17,18 +18,19 @@ _MEMORY_INFO = "/proc/meminfo"
 
 def gpus() -> tuple[int, str]:
     """How many GPUs NCCL can use here, and why there are none."""
-    from nccl_m2n.transport.nccl import nccl_bindings
+    from nccl_m2n.transport.nccl_library import nccl_bindings
 
     try:
         nccl_bindings()
         return device_count(), ""
-    except TransportError as error:
-        return 0, str(error)
+    except Exception as error:  # a broken installation may raise anything; the ranks must hear of it together
+        return 0, str(error) if isinstance(error, TransportError) else f"{type(error).__name__}: {error}"
 
 
 def gpu_states(meeting: Meeting) -> list[list[Any]]:
-    """What `gpus` says on every process, and the host of each. Collective."""
-    return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host()]).encode())]
+    """What `gpus` says on every process, its host, and whether ranks may share a GPU there. Collective."""
+    sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host(), sharing]).encode())]
 
 
 def choose(kind: str, meeting: Meeting, problem: Problem, ranks: int | None) -> str:
@@ -146,11 +148,11 @@ def free_memory() -> int | None:
 def lack_of_gpus(states: list[list[Any]], ranks_each: int) -> str:
     """Why not every rank can have a GPU of its own; empty if every rank can."""
     hosts: dict[str, int] = {}
-    for rank, (count, reason, host) in enumerate(states):
+    for rank, (count, reason, host, sharing) in enumerate(states):
         hosts[host] = hosts.get(host, 0) + ranks_each
         if reason:
             return f"rank {rank}: {reason}"
-        if hosts[host] > count:
+        if hosts[host] > count and not sharing:
             return f"{host} has {count} GPUs for {hosts[host]} ranks or more"
     return ""
 

@@ -30,8 +30,8 @@ def wanted_index(layout: Layout, rank: int) -> list[Wanted]:
     at = np.argwhere(np.array(layout.mesh.ranks).reshape(layout.mesh.shape) == rank)[0].tolist()
     for number, size, placement in zip(at, layout.mesh.shape, layout.placements, strict=True):
         if isinstance(placement, StridedShard):
-            chunks = _chunks(held[placement.dim], size * placement.split_factor)
-            held[placement.dim] = np.concatenate(chunks[number::size])
+            runs = _chunks(held[placement.dim], placement.split_factor)
+            held[placement.dim] = np.concatenate([_chunks(run, size)[number] for run in runs])
         elif isinstance(placement, Shard):
             held[placement.dim] = _shard(held[placement.dim], placement, number, size)
         elif not isinstance(placement, Replicate):

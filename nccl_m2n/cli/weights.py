@@ -21,6 +21,7 @@ Index: TypeAlias = Sequence[
 ]  # one a dimension: a run, or the indices themselves
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_DIMENSION = 0x632BE59BD9B4E019  # tells the numbers of one dimension from those of the next
 
 
 class Weights(ABC):
@@ -58,10 +59,10 @@ class MadeUpWeights(Weights):
     """Values that tell their tensor and their position in it; the same wherever they are made.
 
     An element is the sum of one scattered number for each of its indices, in the width of its type: made as
-    fast as memory is written, and different when rows, columns, dimensions or tensors are mistaken for each other.
+    fast as memory is written, and another one wherever rows, columns, dimensions or tensors were mistaken.
     """
 
-    label = "made up from names and positions"
+    label = "the weights made up from names and positions"
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -74,7 +75,7 @@ class MadeUpWeights(Weights):
         made: Any = _scattered(np.arange(item // word), seed, word)
         for dim, wanted in reversed(list(enumerate(index))):
             indices = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else wanted
-            made = np.add.outer(_scattered(indices, seed + dim + 1, word), made)
+            made = np.add.outer(_scattered(indices, seed + (dim + 1) * _DIMENSION, word), made)
         return made.view(np.uint8)
 
 

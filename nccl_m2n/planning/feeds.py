@@ -80,9 +80,12 @@ def _by_domain(sets: RankSets, numbers: Ints, domain_of: Ints) -> tuple[Ints, In
     ranks, domains = ranks[order], domain_of[ranks[order]]
     new = np.append(True, (row[1:] != row[:-1]) | (domains[1:] != domains[:-1]))[: len(row)]
     opens = np.flatnonzero(new)
+    counts = np.diff(np.append(opens, len(row)))
     parts = np.bincount(row[opens], minlength=len(numbers))
-    first = np.append(0, np.cumsum(parts))
-    return first, domains[opens], sets.numbers(ranks, np.diff(np.append(opens, len(row))))
+    group = numbers[row[opens]]  # of a set that is in one domain as a whole
+    cut = parts[row[opens]] > 1
+    group[cut] = sets.numbers(ranks[np.repeat(cut, counts)], counts[cut])
+    return np.append(0, np.cumsum(parts)), domains[opens], group
 
 
 def _spread_within_domains(bundles: Bundles, topology: Topology, sites: _Sites) -> _Sites:
