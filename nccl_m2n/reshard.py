@@ -17,7 +17,7 @@ from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
 from nccl_m2n.layout import Layout, Mesh
 from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
-from nccl_m2n.planning import Topology, Transfer
+from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
 from nccl_m2n.transport.base import Transport
 
@@ -145,7 +145,7 @@ def _agree(
     topology: Topology | None,
 ) -> _Problem:
     """Find the shape and the dtypes together, and whether every rank remembers this very call."""
-    if topology is None and memory.topology is None:
+    if memory.topology is None:  # even if one was given: this is collective, and others may have none
         memory.topology = Topology(transport.discover_domains())
     domains = topology or memory.topology
     failures: dict[int, Exception] = {}
@@ -199,12 +199,20 @@ def _only(what: str, values: Sequence[Any]) -> Any:
     return distinct[0] if distinct else None
 
 
-def _bind(transport: Transport, memory: _Memory, problem: _Problem, sides: Sequence[_Side]) -> Bound:
+def _plan(problem: _Problem, sides: Sequence[_Side]) -> Plan:
     layouts = [Layout(problem.shape, side.mesh, side.placements) for side in sides]
     transfer = Transfer(*layouts, problem.dtypes[0], NAME, problem.dtypes[1])
-    made = cached_plan((transfer,), problem.topology, None, DEFAULT_STAGING_BYTES)
+    return cached_plan((transfer,), problem.topology, None, DEFAULT_STAGING_BYTES)
+
+
+def _bind(transport: Transport, memory: _Memory, problem: _Problem, sides: Sequence[_Side]) -> Bound:
+    failures: dict[int, Exception] = {}
+    made = attempt(partial(_plan, problem, sides), failures, transport.local_ranks[0])
+    raise_together(transport, failures, {})
     arrays = [{} if side.given is None else {NAME: side.given} for side in sides]
     bound = made.bind(transport, *arrays)
+    if problem.key in memory.bound:  # other ranks did not remember theirs
+        memory.bound.pop(problem.key).close()
     memory.bound[problem.key] = bound
     while len(memory.bound) > MAX_BOUND:
         memory.bound.popitem(last=False)[1].close()

@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from nccl_m2n import MpiTransport
 from tests import bad_input, scenarios
+from tests.execution import reshard_cases
 
 Case: TypeAlias = Callable[[MpiTransport], list[str]]
 
@@ -36,7 +37,11 @@ def refusal_cases() -> dict[str, Case]:
 
 
 AFTERWARDS = scenarios.BY_NAME["overlapping meshes"]
-TABLES: dict[str, Callable[[], dict[str, Case]]] = {"scenarios": scenario_cases, "refusals": refusal_cases}
+TABLES: dict[str, Callable[[], dict[str, Case]]] = {
+    "scenarios": scenario_cases,
+    "refusals": refusal_cases,
+    "reshard": lambda: reshard_cases.REFUSES | reshard_cases.MOVES,
+}
 
 
 def main(table: str) -> None:

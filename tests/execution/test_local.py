@@ -7,12 +7,18 @@ import pytest
 
 from nccl_m2n import LocalTransport
 from tests import bad_input, scenarios
+from tests.execution import reshard_cases
 from tests.scenarios import BY_NAME, RANKS
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_scenario(name: str) -> None:
     assert scenarios.run(BY_NAME[name], LocalTransport(RANKS)) == []
+
+
+@pytest.mark.parametrize("name", reshard_cases.MOVES)
+def test_reshard(name: str) -> None:
+    assert reshard_cases.MOVES[name](LocalTransport(RANKS)) == []
 
 
 @pytest.mark.parametrize("case", [c for c in bad_input.BAD_INPUT if c.one_plan], ids=lambda case: case.name)
