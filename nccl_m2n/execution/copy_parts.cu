@@ -15,13 +15,13 @@ typedef unsigned long long u64;
 
 // Settings, measured on an H200 with bench/pack.py; -D tries others. The first two are kernels.py's too.
 #ifndef WARPS_PER_BLOCK
-#define WARPS_PER_BLOCK 4
+#define WARPS_PER_BLOCK 2
 #endif
 #ifndef TILE_BYTES
 #define TILE_BYTES 8192
 #endif
 #ifndef BLOCKS_PER_SM
-#define BLOCKS_PER_SM 8
+#define BLOCKS_PER_SM 16
 #endif
 #ifndef SHORT_RUN
 #define SHORT_RUN 256  // bytes; runs from here on are worth realigning

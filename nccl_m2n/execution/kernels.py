@@ -14,7 +14,7 @@ from nccl_m2n.execution.descriptors import block_hints, split_shapes
 from nccl_m2n.execution.lower import Launches
 from nccl_m2n.transport.gpu import import_cupy
 
-WARPS_PER_BLOCK = 4  # also in copy_parts.cu
+WARPS_PER_BLOCK = 2  # also in copy_parts.cu
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
 
 
