@@ -22,7 +22,7 @@ from nccl_m2n.transport.nccl import nccl_bindings
 
 # Real names and numbers of tensors; widths cut so that the model fits beside its peers on one GPU.
 CUT = {
-    "dense": ("Qwen2.5-7B", {"num_hidden_layers": 3, "vocab_size": 32000}),
+    "dense": ("Qwen2.5-7B", {"num_hidden_layers": 2, "vocab_size": 32000}),
     "moe": ("Qwen3-30B-A3B", {"num_hidden_layers": 16, "hidden_size": 512, "moe_intermediate_size": 192,
                               "head_dim": 64, "vocab_size": 32000}),
 }  # fmt: skip
