@@ -13,8 +13,10 @@ from nccl_m2n.errors import (
 )
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
+from nccl_m2n.refit import Parameter, Refit
+from nccl_m2n.reshard import reshard
 from nccl_m2n.simulate import Links, Timeline, simulate
-from nccl_m2n.transport import LocalTransport
+from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
 
 __version__ = "0.1.0"
 
@@ -28,10 +30,14 @@ __all__ = [
     "LocalTransport",
     "M2nError",
     "Mesh",
+    "MpiTransport",
+    "NcclTransport",
+    "Parameter",
     "Piece",
     "Placement",
     "Plan",
     "PlanError",
+    "Refit",
     "Replicate",
     "Segment",
     "Shard",
@@ -43,5 +49,6 @@ __all__ = [
     "TransportError",
     "VerificationError",
     "plan",
+    "reshard",
     "simulate",
 ]

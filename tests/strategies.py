@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from nccl_m2n import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 
-ELEMENTS = 3000  # of a global tensor: tests list every one of them
-
 
 @st.composite
-def shapes(draw: st.DrawFn, max_ndim: int = 8) -> tuple[int, ...]:
+def shapes(draw: st.DrawFn, max_ndim: int = 8, elements: int = 3000) -> tuple[int, ...]:
+    """Shapes of about that many elements at most: tests list every one of them."""
     ndim = draw(st.sampled_from([n for n in (1, 2, 2, 3, 3, 0, 4, 5, 6, 7, 8) if n <= max_ndim]))
     made: list[int] = []
     for _ in range(ndim):
-        limit = max(2, min(40, ELEMENTS // math.prod(made)))
+        limit = max(2, min(40, elements // math.prod(made)))
         made.append(draw(st.sampled_from(range(1, limit + 1))))  # `integers` would draw mostly ones
     if made and draw(st.integers(0, 15)) == 15:
         made[-1] = 0

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from copies import numpy_dtype, run_copies
 
 import nccl_m2n as m2n
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.formats import format_number
 from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from tests.copies import numpy_dtype, run_copies
 
 
 class Machine:

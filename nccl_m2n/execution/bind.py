@@ -13,10 +13,12 @@ from nccl_m2n.dtypes import item_size
 from nccl_m2n.errors import LayoutError, PlanError
 from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bound import Bound, Executor
+from nccl_m2n.execution.factored import Factors, factor_shape, split_factored
 from nccl_m2n.execution.formats import format_number
 from nccl_m2n.execution.host import HostExecutor, memory
 from nccl_m2n.execution.lower import Arrays, Wire
 from nccl_m2n.execution.views import ArrayView, view_array
+from nccl_m2n.layout.layout import MAX_NDIM
 from nccl_m2n.planning import Transfer
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Transport
@@ -40,7 +42,8 @@ def bind(
         plan: The same on all ranks.
         transport: Joins the ranks.
         sources: For each transfer of which this rank is a source, by name, its local array: anything
-            `view_array` takes, of the layout's local shape and dtype, with any strides. A rank whose shard is
+            `view_array` takes, of the layout's local shape (or with a dimension split further, in row-major
+            order) and dtype, with any strides. A rank whose shard is
             empty may leave it out. With a transport that drives several ranks, a mapping from rank to array.
         destinations: Likewise, what is written. May not overlap any source array in memory.
 
@@ -61,12 +64,10 @@ def bind(
     if not failures:
         executor = attempt(lambda: _executor(plan, transport, tasks), failures, transport.local_ranks[0])
     try:
-        raise_together(transport, failures, {"plan": plan.digest})
+        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
     except Exception:
         if executor is not None:
             executor.close()
-        if not failures:
-            raise_together(transport, failures, _facts(plan))
         raise
     executor.connect()
     owners = [view for views in tasks.values() for side in views[3] for view in side]
@@ -120,7 +121,23 @@ def _task(
     )
     _refuse_overlaps(plan.transfers, *views)
     arrays = [_arrays(plan.transfers, side, found) for side, found in zip(SIDES, views, strict=True)]
-    return plan.program(rank), arrays[0], arrays[1], (views[0], views[1])
+    factors = [_factors(plan.transfers, rank, side, found) for side, found in zip(SIDES, views, strict=True)]
+    item = np.array([t.wire_size for t in plan.transfers], np.int64)
+    return split_factored(plan.program(rank), *factors, item), arrays[0], arrays[1], (views[0], views[1])
+
+
+def _factors(
+    transfers: Sequence[Transfer], rank: int, side: str, views: Sequence[ArrayView | None]
+) -> dict[int, Factors]:
+    """How arrays with more dimensions than their layout split these."""
+    found = {}
+    for number, (transfer, view) in enumerate(zip(transfers, views, strict=True)):
+        layout = transfer.source if side == "source" else transfer.destination
+        if view is not None and len(view.shape) != layout.ndim:
+            factors = factor_shape(view.shape, layout.local_shape(rank))
+            if factors is not None:
+                found[number] = factors
+    return found
 
 
 def _arrays(transfers: Sequence[Transfer], side: str, views: Sequence[ArrayView | None]) -> Arrays:
@@ -170,7 +187,7 @@ def _checked_view(transfer: Transfer, rank: int, side: str, array: Any, memory: 
         )
     view = view_array(array)
     dtype = transfer.dtype if side == "source" else transfer.destination_dtype
-    if view.shape != shape:
+    if factor_shape(view.shape, shape) is None or len(view.shape) > MAX_NDIM:
         raise LayoutError(f"{what}: expected local shape {shape} as {layout} has it, got {view.shape}")
     if view.dtype != dtype:
         raise LayoutError(

@@ -102,6 +102,7 @@ class DeviceExecutor:
                 _drop_capture(origin)
                 raise
             self._graph = origin.end_capture()
+        self._transport.graphs.add(self)
 
     def finish(self, deadline: float | None) -> None:
         """Wait until the last run is complete.
@@ -118,12 +119,17 @@ class DeviceExecutor:
                 lambda: all(one.finished.done for one in self._ranks), deadline, "the transfer"
             )
 
+    def release_graph(self) -> None:
+        """Let go of the graph: it holds on to the communicators, whose end would wait for it."""
+        self._graph = None
+
     def close(self) -> None:
-        """Release the graph, the staging and the arrays. May be called twice."""
+        """Release the graph, the staging and the tables, once the last run is over. May be called twice."""
+        self.release_graph()
         for one in self._ranks:
             if self._ran:
-                one.finished.synchronize()  # after an abort the kernels end by themselves
-        self._graph, self._groups, self._ranks = None, [], []
+                one.finished.synchronize()
+        self._groups, self._ranks = [], []
 
     @contextmanager
     def _device_kept(self) -> Iterator[None]:

@@ -167,7 +167,9 @@ def boxes_of_range(extent: Sequence[int], start: int, stop: int) -> list[tuple[s
     Example:
         >>> from nccl_m2n.execution.host import boxes_of_range
         >>> boxes_of_range((3, 4), 2, 9)
-        [(slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), slice(0, 4, None)), (slice(2, 3, None), slice(0, 1, None))]
+        [(slice(0, 1, None), slice(2, 4, None)),
+         (slice(1, 2, None), slice(0, 4, None)),
+         (slice(2, 3, None), slice(0, 1, None))]
     """
     if start >= stop:
         return []

@@ -116,6 +116,6 @@ def _view_interface(array: Any, interface: dict[str, Any], *, device: bool) -> A
 def _view_dlpack(array: Any) -> ArrayView:
     if array.__dlpack_device__()[0] in DLPACK_CPU:
         return view_array(np.from_dlpack(array))
-    import cupy
+    from nccl_m2n.transport.gpu import import_cupy
 
-    return view_array(cupy.from_dlpack(array))
+    return view_array(import_cupy().from_dlpack(array))

@@ -100,7 +100,7 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     stream_order = np.empty(len(transfers), np.int64)
     stream_order[order] = np.arange(len(transfers))
     sets = RankSets()
-    found = [overlap(t.source, t.destination) for t in (transfers[m[0]] for m in members)]
+    found = [_cells(transfers[m[0]]) for m in members]
     pairs = [_set_pairs(cells, sets) for cells in found]
     key = np.concatenate([np.zeros(0, np.int64), *[h * len(sets) + n for h, n in pairs]])
     names, bundle = np.unique(key, return_inverse=True)
@@ -126,6 +126,13 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     uses = np.array([len(t.transfers) for t in templates], np.int64)
     np.add.at(table["bytes"], every["bundle"], every["bytes"] * uses[every["template"]])
     return Bundles(table, every, tuple(templates), stream_order, sets)
+
+
+def _cells(transfer: Transfer) -> Cells:
+    try:
+        return overlap(transfer.source, transfer.destination)
+    except PlanError as error:
+        raise PlanError(f"tensor {transfer.name!r}: {error}") from None
 
 
 def _group_transfers(transfers: Sequence[Transfer]) -> list[list[int]]:

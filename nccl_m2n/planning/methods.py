@@ -78,7 +78,7 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
     hops = np.concatenate(made)
     hops = hops[hops["destination"] != hops["source"]]
     hops = hops[(hops["destination"] != root) | (hops["depth"] == 0)]  # the root has it by now
-    used, hops["flow"] = np.unique(hops["flow"], return_inverse=True)  # what stays at the root is no flow
+    used, hops["flow"] = np.unique(hops["flow"], return_inverse=True)  # some go from the root to itself
     return Routes(flows[used], sort_hops(hops))
 
 

@@ -100,6 +100,10 @@ class Plan:
 
     def traffic(self) -> Traffic:
         """Bytes by tier and by rank, with the least network bytes that any plan needs."""
+        return self._traffic
+
+    @cached_property
+    def _traffic(self) -> Traffic:
         return count_traffic(self)
 
     def check(self) -> None:
@@ -173,7 +177,7 @@ def plan(
         topology: NVLink domains of all ranks; None takes them all to be in one (one machine).
         method: ``"reshard"``; or, to compare with, ``"direct"`` (a holder serves every needer by
             itself) and ``"gather_broadcast"`` (whole tensors by way of one rank).
-        chunk_bytes: Upper bound of a chunk, in bytes; None chooses.
+        chunk_bytes: Upper bound of a chunk, in bytes (one of 16 can always be); None chooses.
         staging_bytes: Staging that a rank may need, in bytes. More rounds are made to stay below.
 
     Raises:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.layout.intervals import Ints, expand, overlaps
-from nccl_m2n.layout.layout import MAX_NDIM
-from nccl_m2n.planning.bundles import Bundles, StreamCells, stream_cells
+from nccl_m2n.planning.bundles import Bundles, stream_cells
+from nccl_m2n.planning.places import places_of
 from nccl_m2n.planning.rounds import chunk_table
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.tapes import ALIGN
@@ -48,9 +48,6 @@ PART = np.dtype(
         ("offset", "i8"),  # bytes in the block
     ]
 )
-
-# A box in the rank's local array of one transfer; scalars and low ranks are padded on the left.
-CELL = np.dtype([("transfer", "i8"), ("extent", "i8", MAX_NDIM), ("offset", "i8", MAX_NDIM)])
 
 # A cell that the rank has and needs itself.
 LOCAL = np.dtype([("source", "i8"), ("destination", "i8")])
@@ -190,7 +187,7 @@ def _side(
     block, cell, lo, hi = overlaps(
         at, at + stream.size, reach.start[which] + shift, reach.stop[which] + shift
     )
-    cells, places = _places(bundles, stream, rank, side)
+    cells, places = places_of(bundles, stream, rank, side)
     row, k = expand(places[cell])
     first = np.cumsum(places) - places
     parts = np.zeros(len(row), PART)
@@ -198,35 +195,6 @@ def _side(
     parts["start"], parts["stop"] = (lo - at[cell])[row], (hi - at[cell])[row]
     parts["offset"] = (lo - (reach.start[which] + shift)[block])[row]
     return parts, cells
-
-
-def _places(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tuple[np.ndarray, Ints]:
-    """Where each cell lies in the rank's arrays, and in how many places."""
-    order = np.argsort(stream.template, kind="stable")
-    names, opens = np.unique(stream.template[order], return_index=True)
-    rows, made = [np.zeros(0, np.int64)], [np.zeros(0, CELL)]
-    for t, rows_of_template in zip(names.tolist(), np.split(order, opens[1:]), strict=False):
-        template = bundles.templates[t]
-        layout = template.source if side == "source" else template.destination
-        used, which = np.unique(stream.cell[rows_of_template], return_inverse=True)
-        box, local = layout.locate(rank, template.cells.start[used])
-        if side == "source":  # one place will do to read from
-            box, first = np.unique(box, return_index=True)
-            local = local[first]
-        counts = np.bincount(box, minlength=len(used))
-        row, k = expand(counts[which])
-        found = (np.cumsum(counts) - counts)[which[row]] + k
-        cells = np.zeros(len(row), CELL)
-        cells["transfer"], cells["extent"] = stream.transfer[rows_of_template[row]], 1
-        if layout.ndim:
-            extent = template.cells.stop[used] - template.cells.start[used]
-            cells["extent"][:, -layout.ndim :] = extent[box[found]]
-            cells["offset"][:, -layout.ndim :] = local[found]
-        rows.append(rows_of_template[row])
-        made.append(cells)
-    row = np.concatenate(rows)
-    sort = np.argsort(row, kind="stable")
-    return np.concatenate(made)[sort], np.bincount(row, minlength=len(stream.cell))
 
 
 def _local(
@@ -237,8 +205,8 @@ def _local(
     if not len(both):
         return cells, np.zeros(0, LOCAL)
     stream = stream_cells(bundles, both)
-    source, sources = _places(bundles, stream, rank, "source")
-    destination, places = _places(bundles, stream, rank, "destination")
+    source, sources = places_of(bundles, stream, rank, "source")
+    destination, places = places_of(bundles, stream, rank, "destination")
     row, k = expand(places)
     local = np.zeros(len(row), LOCAL)
     local["source"] = len(cells[0]) + (np.cumsum(sources) - sources)[row]

@@ -23,7 +23,7 @@ class Topology:
         domains: The ranks of each domain; every rank in one domain.
 
     Raises:
-        PlanError: If a rank is in two domains or a domain is empty.
+        PlanError: If a rank is in two domains, a domain is empty, or there is none.
 
     Example:
         >>> from nccl_m2n import Topology
@@ -36,6 +36,8 @@ class Topology:
     def __init__(self, domains: Sequence[Iterable[int]]) -> None:
         made = tuple(tuple(int(r) for r in domain) for domain in domains)
         object.__setattr__(self, "domains", made)
+        if not made:
+            raise PlanError("expected at least one domain, got none; Topology.single(ranks) makes one of all")
         ranks = [r for domain in made for r in domain]
         if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks) or not all(made):
             twice = sorted({r for r in ranks if ranks.count(r) > 1})

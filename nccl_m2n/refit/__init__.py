@@ -8,5 +8,17 @@ from nccl_m2n.refit.parallelism import Parallelism
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.refit.placing import layouts
 from nccl_m2n.refit.rules import Rule, load_rules, rules_for
+from nccl_m2n.refit.session import Refit, Report
 
-__all__ = ["Manifest", "Parallelism", "Parameter", "Rule", "TensorInfo", "layouts", "load_rules", "rules_for"]
+__all__ = [
+    "Manifest",
+    "Parallelism",
+    "Parameter",
+    "Refit",
+    "Report",
+    "Rule",
+    "TensorInfo",
+    "layouts",
+    "load_rules",
+    "rules_for",
+]

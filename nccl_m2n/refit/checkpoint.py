@@ -170,7 +170,8 @@ def _stored(path: Path, name: str, entry: Any, start: int, length: int) -> Store
     expected = math.prod(shape) * item
     if min(shape, default=0) < 0 or first < 0 or last - first != expected:
         raise CommandError(
-            f"{path}: {name} of shape {shape} and dtype {code} takes {expected} bytes, its offsets give {last - first}"
+            f"{path}: {name} of shape {shape} and dtype {code} takes {expected} bytes, "
+            f"its offsets give {last - first}"
         )
     if start + last > length:
         raise CommandError(f"{path} is truncated: {name} ends at byte {start + last}, the file has {length}")

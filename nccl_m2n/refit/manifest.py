@@ -65,8 +65,10 @@ class Manifest(Mapping[str, TensorInfo]):
 
     @classmethod
     def load(cls, source: str | Path, **options: Any) -> Manifest:
-        """The manifest of a shipped model's name, a ``.safetensors`` file, an index, a ``config.json``
-        or a directory that holds one of them (tried in this order: checkpoint, then configuration).
+        """The manifest of whatever is meant: a shipped model's name or a path.
+
+        A path is a ``.safetensors`` file, an index, a ``config.json``, or a directory that holds one of
+        them (its checkpoint, or else its configuration).
 
         Args:
             source: A name or a path.
@@ -140,6 +142,22 @@ class Manifest(Mapping[str, TensorInfo]):
         wanted = (lambda name: fnmatch.fnmatchcase(name, keep)) if isinstance(keep, str) else keep
         kept = {name: info for name, info in self._tensors.items() if wanted(name)}
         return Manifest(kept, self.label, self.config)
+
+    def unstack(self) -> Manifest:
+        """The same with stacked experts one by one: ``experts.down_proj`` becomes ``experts.0.down_proj``, ….
+
+        For models whose checkpoints stack them (GPT-OSS), where one side keeps each expert by itself: both
+        sides then use these names.
+        """
+        made: dict[str, TensorInfo] = {}
+        for name, info in self._tensors.items():
+            at, stacked, part = name.partition(".experts.")
+            if not stacked or part[0].isdigit():
+                made[name] = info
+                continue
+            one = TensorInfo(info.shape[1:], info.dtype)
+            made.update({f"{at}.experts.{expert}.{part}": one for expert in range(info.shape[0])})
+        return Manifest(made, self.label, self.config)
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._tensors[name]

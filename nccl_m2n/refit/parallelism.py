@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a side divides a model over its ranks: the parallel sizes, their rank order, and who owns which layer."""
+"""How a side divides a model over its ranks: parallel sizes, their rank order, who owns which layer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EXPERT_AXES = ("pp", "edp", "efsdp", "ep", "etp")
 class Parallelism:
     """The parallel sizes of one side of a refit.
 
-    Dense parameters lie on the grid (dp, fsdp, cp, tp) of each pipeline stage's ranks, experts on another grid
-    (edp, efsdp, ep, etp) of the same ranks in the same order. The last axis is the one of neighbouring ranks.
+    Dense parameters lie on the grid (dp, fsdp, cp, tp) of each pipeline stage's ranks, experts on another
+    grid (edp, efsdp, ep, etp) of the same ranks in the same order. Ranks along the last axis are neighbours.
 
     Args:
         tp: Tensor-parallel ranks.
@@ -35,9 +35,10 @@ class Parallelism:
         dp: Data-parallel replicas. Left out: as few as `ep` and `etp` need, most often 1.
         fsdp: Ranks that shard each parameter among them (dimension 0, as FSDP2 does). With `dp` this is
             HSDP, with `tp` it is FSDP2 over TP. Where context-parallel ranks shard too, count them here.
-        order: ``"megatron"`` (tp-cp-fsdp-dp-pp, the first fastest; SGLang's too) or ``"vllm"`` (tp-cp-pp-fsdp-dp).
+        order: ``"megatron"`` (tp-cp-fsdp-dp-pp, the first fastest; SGLang's too) or ``"vllm"``
+            (tp-cp-pp-fsdp-dp).
         layers: What each stage owns: numbers of layers, or the layers themselves. Left out: an even split;
-            what is over goes to the first stages (Megatron) or to the last but one and those before it (vLLM).
+            what is over goes to the first stages (Megatron) or to those before the last (vLLM).
 
     Example:
         >>> from nccl_m2n.refit import Parallelism
@@ -94,8 +95,10 @@ class Parallelism:
 
     @classmethod
     def parse(cls, text: str) -> Parallelism:
-        """From text such as ``"tp=4,pp=2"``, ``"fsdp=8,tp=2"``, ``"tp=8,ep=8,order=vllm"`` or
-        ``"pp=3,layers=10:11:11"`` (numbers) and ``"pp=2,layers=0-3+8-11:4-7+12-15"`` (the layers themselves).
+        """From text such as ``"tp=4,pp=2"``, ``"fsdp=8,tp=2"`` or ``"tp=8,ep=8,order=vllm"``.
+
+        Uneven stages: ``"pp=3,layers=10:11:11"`` (numbers of layers), or the layers themselves:
+        ``"pp=2,layers=0-3+8-11:4-7+12-15"``.
 
         Raises:
             CommandError: For an option that is unknown, given twice, or has a value that cannot be.
@@ -135,7 +138,8 @@ class Parallelism:
             grid = np.arange(self.size).reshape(self.pp, dp, *shape)[stage]
         else:
             grid = np.arange(self.size).reshape(dp, self.fsdp, self.pp, self.cp, self.tp)[:, :, stage]
-        return grid + start
+        ranks: npt.NDArray[np.int64] = grid + start
+        return ranks
 
     def experts(self, stage: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Ranks of one stage on the grid of experts, shape (edp, efsdp, ep, etp)."""
@@ -158,7 +162,7 @@ class Parallelism:
             owned = tuple((n,) if isinstance(n, int) else n for n in self.layers)
         if sorted(n for stage in owned for n in stage) != list(range(layers)):
             raise CommandError(
-                f"layers={_layers_text(self.layers)} does not give each of the model's {layers} layers to one stage"
+                f"layers={_layers_text(self.layers)} does not give each of the {layers} layers to one stage"
             )
         return owned
 

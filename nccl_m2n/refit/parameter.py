@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from nccl_m2n.dtypes import dtype_name, item_size
+from nccl_m2n.errors import LayoutError
+from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.layout import Layout
 
 
@@ -26,3 +29,19 @@ class Parameter:
     layout: Layout
     array: Any | None = None
     dtype: str | None = None
+
+    def view(self) -> ArrayView | None:
+        """The array under the dtype that the parameter declares; None where there is no array.
+
+        Raises:
+            LayoutError: If it is no array, or its elements have another size.
+        """
+        if self.array is None:
+            return None
+        view = view_array(self.array)
+        name = view.dtype if self.dtype is None else dtype_name(self.dtype)
+        if item_size(name) != item_size(view.dtype):
+            raise LayoutError(
+                f"parameter {self.name!r}: expected elements as large as {name}'s, got {view.dtype}"
+            )
+        return view if name == view.dtype else replace(view, dtype=name)

@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.errors import CommandError
-from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
+from nccl_m2n.layout import Box, Layout, Mesh, Placement, Replicate, Segment, Shard, StridedShard
+from nccl_m2n.refit.experts import GATE_UP, Home, Owners, Stack, in_slots
 from nccl_m2n.refit.manifest import Manifest
 from nccl_m2n.refit.parallelism import DENSE_AXES, EXPERT_AXES, Parallelism
 from nccl_m2n.refit.rules import Matcher, Rule, rules_for
-from nccl_m2n.refit.stacked import GATE_UP, Stack
+from nccl_m2n.refit.scales import from_boxes, scale_layout
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks|h)\.(\d+)\.")
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.(.+)")
 _SCALE = "_scale_inv"
-_BLOCK = 128
-
-Owners = tuple[tuple[int, tuple[int, ...]], ...]  # the expert-parallel ranks that hold an expert, and its slots there
 
 
 def layouts(
@@ -53,34 +50,6 @@ def layouts(
         CommandError: If the model cannot be divided so.
     """
     return Placer(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots).all()
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Where experts live: for each expert the expert-parallel ranks that hold it, and the slots there."""
-
-    slots: tuple[tuple[int, ...], ...]  # for each expert-parallel rank, the expert in each of its slots
-    owners: tuple[Owners, ...]  # for each expert
-
-    @classmethod
-    def of(cls, experts: int, ranks: int, given: Sequence[int] | None = None) -> Home:
-        """Consecutive experts on one rank (the first ranks hold one more where they do not divide), or as given."""
-        if given is None:
-            bounds = [r * (experts // ranks) + min(r, experts % ranks) for r in range(ranks + 1)]
-            slots = tuple(tuple(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False))
-        else:
-            each, over = divmod(len(given), ranks)
-            if over or set(given) != set(range(experts)):
-                raise CommandError(
-                    f"expert_slots has {len(given)} slots of {len(set(given))} experts for {ranks} expert-parallel "
-                    f"ranks; expected as many on each rank, and each of the {experts} experts at least once"
-                )
-            slots = tuple(tuple(given[r * each : (r + 1) * each]) for r in range(ranks))
-        held: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(experts)]
-        for rank, on_rank in enumerate(slots):
-            for expert in sorted(set(on_rank)):
-                held[expert].append((rank, tuple(i for i, e in enumerate(on_rank) if e == expert)))
-        return cls(slots, tuple(tuple(h) for h in held))
 
 
 class Placer:
@@ -135,9 +104,10 @@ class Placer:
         rule = self._match(base)
         stages, expert = self._stages_of(base, rule), _expert_of(base, rule)
         shapes = self.manifest[base].shape, self.manifest[name].shape
-        key: tuple[object, ...] = (rule, shapes, stages, self._owners(expert))
+        alike = (rule.tp, rule.ep, rule.units, rule.padded, rule.fsdp)
+        key: tuple[object, ...] = (alike, shapes, stages, self._owners(expert))
         if expert is not None and self._stacked_dim is not None:
-            key = (*key, expert, base.rsplit(".", 2)[1])
+            key = (*key, expert, part_of(base))
         if key not in self._cache:
             try:
                 self._cache[key] = self._make(base, rule, stages, expert, None if base == name else shapes[1])
@@ -153,10 +123,10 @@ class Placer:
 
     def stack(self, name: str) -> Stack:
         """The stacked tensor that has an expert's projection for a slice."""
-        part = name.rsplit(".", 2)[1]
+        part = part_of(name)
         parts = GATE_UP if part in GATE_UP else (part,)
-        stages, (rows, columns) = self._stages_of(name, self._match(name)), self.manifest[name].shape
-        shape = (len(self.home.owners) if self.home else 0, len(parts) * rows, columns)
+        stages, (rows, *rest) = self._stages_of(name, self._match(name)), self.manifest[name].shape
+        shape = (len(self.home.owners) if self.home else 0, len(parts) * rows, *rest)
         key = (stages, shape, parts)
         if key not in self._stacks:
             rule = Rule("*", ep=0, fsdp=self._stacked_dim or 0)
@@ -218,7 +188,7 @@ class Placer:
     ) -> Layout:
         shape, owners = self.manifest[name].shape, self._owners(expert)
         if expert is not None and self._stacked_dim is not None:
-            layout = self.stack(name).layout_of(expert, name.rsplit(".", 2)[1])
+            layout = self.stack(name).layout_of(expert, part_of(name))
         elif rule.padded and self.padded_vocab not in (None, shape[0]):
             layout = self._padded(rule, shape, stages)
         else:
@@ -226,7 +196,7 @@ class Placer:
         if scales is not None:
             layout = scale_layout(layout, scales)
         if owners is not None and any(len(slots) > 1 for _, slots in owners):
-            layout = _in_slots(layout, self._grid(stages, True), owners)
+            layout = in_slots(layout, self._grid(stages, True), owners)
         return layout
 
     def _on_grid(
@@ -277,7 +247,7 @@ class Placer:
         tp, rows = self.parallelism.tp, int(self.padded_vocab or 0)
         if rows % tp or rows < shape[0] or self.parallelism.fsdp > 1:
             raise CommandError(
-                f"padded_vocab={rows} cannot hold {shape[0]} rows in equal shares of {tp} tensor-parallel ranks"
+                f"padded_vocab={rows} cannot hold {shape[0]} rows in equal shares of {tp} ranks"
                 + (" under fsdp, which does not pad" if self.parallelism.fsdp > 1 else "")
             )
         if rows // tp == -(-shape[0] // tp):
@@ -288,49 +258,13 @@ class Placer:
             start, stop = (min((position + i) * share, shape[0]) for i in (0, 1))
             box = [Box((start, *[0] * (len(shape) - 1)), (stop, *shape[1:]))] if start < stop else []
             pieces.update({int(rank): box for rank in grid[..., position].flat})
-        return _from_boxes(shape, pieces)
+        return from_boxes(shape, pieces)
 
 
-def scale_layout(layout: Layout, shape: Sequence[int], block: int = _BLOCK) -> Layout:
-    """Where the scales of a block-scaled tensor lie: each rank holds those of all blocks that it has a part of.
-
-    Args:
-        layout: The tensor's layout.
-        shape: The shape of its scales, ceil(n / block) in each dimension.
-        block: Extent of a block in each dimension, in elements.
-    """
-    pieces = {rank: [_blocks(piece.box, block) for piece in layout.pieces(rank)] for rank in layout.ranks}
-    if layout.placements and not any(isinstance(p, Shard) and p.segments for p in layout.placements):
-        plain = Layout(tuple(shape), layout.mesh, layout.placements)
-        if all([p.box for p in plain.pieces(rank)] == held for rank, held in pieces.items()):
-            return plain
-    return _from_boxes(shape, pieces)
-
-
-def _from_boxes(shape: Sequence[int], boxes: Mapping[int, Sequence[Box]]) -> Layout:
-    """A layout of boxes cut along dimension 0 and others; who has none has no rows of the others' width."""
-    empty = {rank: (0, *shape[1:]) for rank, held in boxes.items() if not held}
-    return Layout.from_pieces(shape, boxes, empty)
-
-
-def _blocks(box: Box, block: int) -> Box:
-    return Box(tuple(a // block for a in box.start), tuple(-(-b // block) for b in box.stop))
-
-
-def _in_slots(
-    layout: Layout, grid: npt.NDArray[np.int64], owners: Owners
-) -> Layout:
-    """The layout of an expert that some ranks hold in several slots: the local array spans first to last slot."""
-    pieces: dict[int, list[Piece]] = {}
-    for owner, slots in owners:
-        for rank in map(int, grid[:, :, :, owner].flat):
-            rows = layout.local_shape(rank)[0]
-            pieces[rank] = [
-                Piece(piece.box, (piece.offset[0] + (slot - slots[0]) * rows, *piece.offset[1:]))
-                for slot in slots
-                for piece in layout.pieces(rank)
-            ]
-    return Layout.from_pieces(layout.shape, pieces)
+def part_of(name: str) -> str:
+    """Which projection of its expert a parameter is, such as ``"gate_proj"``."""
+    match = _EXPERT.search(name)
+    return match[2].removesuffix(".weight") if match else name
 
 
 def _expert_of(name: str, rule: Rule) -> int | None:

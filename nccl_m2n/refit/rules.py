@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules: which dimension of which parameter is divided among which ranks. They are data, and open to the user."""
+"""Rules: which dimension of which parameter is divided among which ranks. They are data, open to the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = ("first", "last", "all")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of the parameters whose names match a pattern. Of several rules the first that matches counts.
+    """What becomes of parameters whose names match a pattern. Of several rules the first that matches counts.
 
     Args:
         pattern: A shell-style pattern for the whole name (``*`` is any run of characters, dots too).
@@ -30,7 +30,8 @@ class Rule:
         units: How many indivisible units the `tp` dimension has: a number, or the key of the model's
             configuration that says it. Where there are more ranks than units, neighbours hold the same unit.
         padded: Dimension 0 counts the vocabulary, which storage may pad.
-        stage: For names without a layer number, the pipeline stages that own them: ``"first"``, ``"last"`` or ``"all"``.
+        stage: The pipeline stages that own what has no layer number in its name: ``"first"``, ``"last"``
+            or ``"all"``.
         fsdp: The dimension that FSDP ranks share out.
     """
 
@@ -105,6 +106,11 @@ GPT_OSS = _rules(
     ("*.experts.down_proj_scales", {"tp": 2, "ep": 0}),
     ("*.experts.down_proj_bias", {"ep": 0}),
     ("*.experts.down_proj", {"tp": 1, "ep": 0}),
+    # the same one by one, where one side keeps them so (Manifest.unstack)
+    ("*.experts.*.gate_up_proj", {"tp": 1, "ep": "name"}),
+    ("*.experts.*.gate_up_proj_bias", {"tp": 0, "ep": "name"}),
+    ("*.experts.*.down_proj", {"tp": 0, "ep": "name"}),
+    ("*.experts.*.down_proj_bias", {"ep": "name"}),
 )
 
 BERT = _rules(
@@ -193,6 +199,11 @@ class Matcher:
         self._found: dict[str, Rule] = {}
 
     def __call__(self, name: str) -> Rule:
+        """The first rule that matches.
+
+        Raises:
+            CommandError: If none does.
+        """
         key = name if self._by_name else _NUMBER.sub("0", name)
         if key not in self._found:
             for rule, pattern in zip(self.rules, self._compiled, strict=True):

@@ -25,7 +25,7 @@ def html_layout(layout: Layout) -> str:
 def html_plan(plan: Plan) -> str:
     """A plan as the table that it prints, one column a method."""
     header, *rows = plan_rows(plan)
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    head = "".join(f'<th style="text-align:right;padding-left:1.2em">{escape(cell)}</th>' for cell in header)
     body = "\n".join(f"<tr>{_label(row[0])}{''.join(map(_number, row[1:]))}</tr>" for row in rows)
     return (
         f"<table>\n<caption>{escape(title(plan))}</caption>\n"
@@ -40,4 +40,4 @@ def _label(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    return f'<td style="text-align:right">{escape(text)}</td>'
+    return f'<td style="text-align:right;padding-left:1.2em">{escape(text)}</td>'

@@ -3,5 +3,7 @@
 
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 from nccl_m2n.transport.local import LocalTransport
+from nccl_m2n.transport.mpi import MpiTransport
+from nccl_m2n.transport.nccl import NcclTransport
 
-__all__ = ["LocalTransport", "Message", "PreparedRound", "Transport"]
+__all__ = ["LocalTransport", "Message", "MpiTransport", "NcclTransport", "PreparedRound", "Transport"]

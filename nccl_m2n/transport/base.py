@@ -38,7 +38,7 @@ class PreparedRound(ABC):
     def finish(self, deadline: float | None = None) -> None:
         """Wait for all messages; on a device the stream does that, and this does nothing."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was prepared, once no message is under way."""
 
 

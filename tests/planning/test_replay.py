@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_m2n import Layout, Mesh, Replicate, Shard, StridedShard, Topology, Transfer, plan
+from nccl_m2n import Topology, Transfer, plan
 from tests import strategies
 from tests.planning import replay
 
@@ -36,7 +35,7 @@ def transfers(draw: st.DrawFn, universe: int = 24) -> list[Transfer]:
         if made and draw(st.booleans()):
             source, destination = made[-1].source, made[-1].destination
         else:
-            shape = draw(strategies.shapes(max_ndim=4))
+            shape = draw(strategies.shapes(max_ndim=4, elements=400))
             source, destination = (draw(strategies.layouts(shape, universe)) for _ in range(2))
         made.append(Transfer(source, destination, dtype, f"t{i}"))
     return made

@@ -26,7 +26,12 @@ LLAMA = {
     "head_dim": 6,
 }
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True}
-QWEN3_MOE = LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "mlp_only_layers": (1,)}
+QWEN3_MOE = LLAMA | {
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "moe_intermediate_size": 16,
+    "mlp_only_layers": (1,),
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3",
     "vocab_size": 101,
@@ -48,9 +53,15 @@ DEEPSEEK = {
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 8}
 
 
+def manifest_of(config: dict[str, Any]) -> Manifest:
+    """The model's manifest; `unstack` in a configuration takes GPT-OSS's experts one by one."""
+    manifest = Manifest.from_config(config)
+    return manifest.unstack() if config.get("unstack") else manifest
+
+
 def full_model(config: dict[str, Any]) -> tuple[Manifest, Arrays]:
     """The model's manifest and its tensors; every element of the whole model has another value."""
-    manifest = Manifest.from_config(config)
+    manifest = manifest_of(config)
     arrays, at = {}, 1
     for name, info in manifest.items():
         arrays[name] = np.arange(at, at + info.size, dtype=np.int64).reshape(info.shape)
@@ -79,7 +90,7 @@ class Rank:
 
     @classmethod
     def vllm(cls, rank: int, tp: int, pp: int, dp: int, expert_parallel: bool) -> Rank:
-        """vLLM: tp fastest, then pp, dp slowest; experts over all tp × dp ranks of a stage, or divided by them."""
+        """vLLM: tp fastest, then pp, dp slowest; experts over a stage's tp × dp ranks, or divided by them."""
         tp_rank, pp_rank, dp_rank = rank % tp, rank // tp % pp, rank // (tp * pp)
         flat, size = dp_rank * tp + tp_rank, dp * tp
         if expert_parallel:
@@ -107,7 +118,9 @@ def stage_layers(layers: int, pp: int, pp_rank: int) -> range:
 # --- Megatron-Core ---
 
 
-def megatron_state(full: Arrays, config: dict[str, Any], at: Rank, padded: int, style: str = "grouped") -> Arrays:
+def megatron_state(
+    full: Arrays, config: dict[str, Any], at: Rank, padded: int, style: str = "grouped"
+) -> Arrays:
     """One rank's arrays as Megatron-Core keeps them; `style` of experts: grouped, sequential or legacy."""
     layers, tied = config["num_hidden_layers"], "lm_head.weight" not in full
     extra = config.get("num_nextn_predict_layers", 0)
@@ -118,7 +131,9 @@ def megatron_state(full: Arrays, config: dict[str, Any], at: Rank, padded: int, 
 
     if at.pp_rank == 0:
         state["embedding.word_embeddings.weight"] = vocabulary("model.embed_tokens.weight")
-    if last and extra:  # a prediction layer needs the embedding; the model has its copy under the layer's name
+    if (
+        last and extra
+    ):  # a prediction layer needs the embedding; the model has its copy under the layer's name
         state["embedding.word_embeddings.weight"] = vocabulary(f"model.layers.{layers}.embed_tokens.weight")
     for local, layer in enumerate(stage_layers(layers, at.pp, at.pp_rank)):
         for key, value in megatron_layer(full, config, at, f"model.layers.{layer}.", style).items():
@@ -167,10 +182,22 @@ def megatron_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, st
         for part in "qk":
             if f"{here}self_attn.{part}_norm.weight" in full:
                 state[f"{attn}{part}_layernorm.weight"] = full[f"{here}self_attn.{part}_norm.weight"]
+    for key, name in (("core_attention.softmax_offset", "sinks"), ("linear_proj.bias", "o_proj.bias")):
+        if f"{here}self_attn.{name}" in full:
+            array = full[f"{here}self_attn.{name}"]
+            state[attn + key] = cut(array, 0, at.tp_rank, at.tp) if name == "sinks" else array
     norm = full[f"{here}post_attention_layernorm.weight"]
+    if f"{here}mlp.router.weight" in full:
+        state["pre_mlp_layernorm.weight"] = norm
+        for kind in ("weight", "bias"):
+            state[f"mlp.router.{kind}"] = full[f"{here}mlp.router.{kind}"]
+        state.update(megatron_gpt_oss(full, config, at, here))
+        return state
     if f"{here}mlp.gate.weight" not in full:
         state["mlp.linear_fc1.layer_norm_weight"] = norm
-        state["mlp.linear_fc1.weight"] = np.concatenate([column("mlp.gate_proj.weight"), column("mlp.up_proj.weight")])
+        state["mlp.linear_fc1.weight"] = np.concatenate(
+            [column("mlp.gate_proj.weight"), column("mlp.up_proj.weight")]
+        )
         state["mlp.linear_fc2.weight"] = row("mlp.down_proj.weight")
         return state
     state["pre_mlp_layernorm.weight"] = norm
@@ -218,15 +245,61 @@ def megatron_experts(full: Arrays, config: dict[str, Any], at: Rank, here: str, 
     return {names.format(f=f, e=e): a for f, e, a in pairs}
 
 
+def megatron_gpt_oss(full: Arrays, config: dict[str, Any], at: Rank, here: str) -> Arrays:
+    """[gate; up] of (out, in), out of columns that take turns of (in, out)."""
+    count, state = config["num_local_experts"], {}
+    for local, expert in enumerate(range(count * at.ep_rank // at.ep, count * (at.ep_rank + 1) // at.ep)):
+        name = f"{here}mlp.experts.{expert}."
+        weight = cut(full[f"{name}gate_up_proj"], 1, at.etp_rank, at.etp)
+        bias = cut(full[f"{name}gate_up_proj_bias"], 0, at.etp_rank, at.etp)
+        state[f"mlp.experts.linear_fc1.weight{local}"] = np.concatenate([weight[:, ::2].T, weight[:, 1::2].T])
+        state[f"mlp.experts.linear_fc1.bias{local}"] = np.concatenate([bias[::2], bias[1::2]])
+        down = cut(full[f"{name}down_proj"], 0, at.etp_rank, at.etp)
+        state[f"mlp.experts.linear_fc2.weight{local}"] = down.T.copy()
+        state[f"mlp.experts.linear_fc2.bias{local}"] = full[f"{name}down_proj_bias"]
+    return state
+
+
+# --- FSDP2 ---
+
+
+def fsdp_state(full: Arrays, fsdp: int, rank: int, tp_dims: dict[str, int], tp: int, tp_rank: int) -> Arrays:
+    """One rank's local shards: TP first, then rows in ceil chunks, as `fully_shard` does it."""
+    state = {}
+    for name, array in full.items():
+        if name in tp_dims:
+            array = cut(array, tp_dims[name], tp_rank, tp)
+        chunk = -(-array.shape[0] // fsdp)
+        state[name] = array[rank * chunk : (rank + 1) * chunk].copy()
+    return state
+
+
+def stacked(full: Arrays, experts: int) -> Arrays:
+    """Stacked experts only, as transformers 5 keeps them: two tensors a layer (GPT-OSS: and two biases)."""
+    made = {}
+    for name in full:
+        at, found, tail = name.partition(".experts.0.")
+        every = [f"{at}.experts.{e}." for e in range(experts)]
+        if tail == "gate_proj.weight":
+            pairs = [[full[f"{e}{p}_proj.weight"] for p in ("gate", "up")] for e in every]
+            made[f"{at}.experts.gate_up_proj"] = np.stack([np.concatenate(pair) for pair in pairs])
+        elif found and tail != "up_proj.weight":
+            made[f"{at}.experts.{tail.removesuffix('.weight')}"] = np.stack([full[e + tail] for e in every])
+    return made
+
+
 # --- vLLM ---
 
 
 def vllm_state(full: Arrays, config: dict[str, Any], at: Rank, slots: list[int] | None = None) -> Arrays:
-    """One rank's arrays as vLLM keeps them; `slots`: the expert in each slot of all expert-parallel ranks."""
+    """One rank's arrays as vLLM keeps them; `slots`: the expert in each slot of all ranks."""
     layers, state = config["num_hidden_layers"], {}
     tied, last = "lm_head.weight" not in full, at.pp_rank == at.pp - 1
     padded = -(-config["vocab_size"] // 64) * 64
-    vocabularies = {"model.embed_tokens.weight": at.pp_rank == 0 or (tied and last), "lm_head.weight": last and not tied}
+    vocabularies = {
+        "model.embed_tokens.weight": at.pp_rank == 0 or (tied and last),
+        "lm_head.weight": last and not tied,
+    }
     extra = range(layers, layers + config.get("num_nextn_predict_layers", 0)) if last else range(0)
     for layer in extra:
         here = f"model.layers.{layer}."
@@ -256,7 +329,13 @@ def vllm_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots:
 
     for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
         state[name] = get(name)
-    for name in ("q_norm.weight", "k_norm.weight", "q_a_layernorm.weight", "kv_a_layernorm.weight", "o_proj.bias"):
+    for name in (
+        "q_norm.weight",
+        "k_norm.weight",
+        "q_a_layernorm.weight",
+        "kv_a_layernorm.weight",
+        "o_proj.bias",
+    ):
         if has(f"self_attn.{name}"):
             state[f"self_attn.{name}"] = get(f"self_attn.{name}")
     state["self_attn.o_proj.weight"] = get("self_attn.o_proj.weight", 1)
@@ -281,22 +360,31 @@ def vllm_layer(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots:
             joined = [get(f"{mlp}.gate_proj.weight", 0), get(f"{mlp}.up_proj.weight", 0)]
             state[f"{mlp}.gate_up_proj.weight"] = np.concatenate(joined)
             state[f"{mlp}.down_proj.weight"] = get(f"{mlp}.down_proj.weight", 1)
-    for name in ("mlp.gate.weight", "mlp.gate.e_score_correction_bias", "mlp.router.weight", "mlp.router.bias"):
+    for name in (
+        "mlp.gate.weight",
+        "mlp.gate.e_score_correction_bias",
+        "mlp.router.weight",
+        "mlp.router.bias",
+    ):
         if has(name):
             state[name] = get(name)
-    if has("mlp.experts.gate_up_proj"):
-        state |= vllm_stacked(full, config, at, here)
+    if has("mlp.router.weight"):
+        state |= vllm_gpt_oss(full, config, at, here)
     elif has("mlp.gate.weight"):
         state |= vllm_experts(full, config, at, here, slots)
     return state
 
 
-def vllm_experts(full: Arrays, config: dict[str, Any], at: Rank, here: str, slots: list[int] | None) -> Arrays:
+def vllm_experts(
+    full: Arrays, config: dict[str, Any], at: Rank, here: str, slots: list[int] | None
+) -> Arrays:
     slots = slots or list(range(config.get("num_experts", config.get("n_routed_experts"))))
     w13, w2 = [], []
     for expert in cut(np.array(slots), 0, at.ep_rank, at.ep):
         name = f"{here}mlp.experts.{expert}."
-        w13.append([cut(full[f"{name}{part}_proj.weight"], 0, at.etp_rank, at.etp) for part in ("gate", "up")])
+        w13.append(
+            [cut(full[f"{name}{part}_proj.weight"], 0, at.etp_rank, at.etp) for part in ("gate", "up")]
+        )
         w2.append(cut(full[f"{name}down_proj.weight"], 1, at.etp_rank, at.etp))
     return {
         "mlp.experts.w13_weight": np.stack([np.concatenate(pair) for pair in w13]),
@@ -304,11 +392,17 @@ def vllm_experts(full: Arrays, config: dict[str, Any], at: Rank, here: str, slot
     }
 
 
-def vllm_stacked(full: Arrays, config: dict[str, Any], at: Rank, here: str) -> Arrays:
-    """GPT-OSS: published stacked as (experts, in, out), kept as (experts, out, in)."""
+def vllm_gpt_oss(full: Arrays, config: dict[str, Any], at: Rank, here: str) -> Arrays:
+    """Kept as (experts, out, in), published as (experts, in, out), stacked or taken one by one."""
 
     def get(name: str, dim: int | None) -> np.ndarray[Any, Any]:
-        array = cut(full[f"{here}mlp.experts.{name}"], 0, at.ep_rank, at.ep)
+        if f"{here}mlp.experts.{name}" in full:
+            array = full[f"{here}mlp.experts.{name}"]
+        else:
+            array = np.stack(
+                [full[f"{here}mlp.experts.{e}.{name}"] for e in range(config["num_local_experts"])]
+            )
+        array = cut(array, 0, at.ep_rank, at.ep)
         return array if dim is None else cut(array, dim, at.etp_rank, at.etp)
 
     return {

@@ -39,11 +39,11 @@ def test_unknown_model_lists_the_known_ones() -> None:
 
 
 def test_unknown_family_and_missing_key_are_named() -> None:
-    with pytest.raises(CommandError, match="model_type 'mamba'.*known are llama"):
+    with pytest.raises(CommandError, match=r"model_type 'mamba'.*known are llama"):
         Manifest.from_config({"model_type": "mamba"})
     with pytest.raises(CommandError, match="lacks the key 'hidden_size'"):
         Manifest.from_config({"model_type": "llama", "vocab_size": 8})
-    with pytest.raises(CommandError, match="fp8: no such option .* family llama"):
+    with pytest.raises(CommandError, match=r"fp8: no such option .* family llama"):
         Manifest.named("Llama-3.1-8B", fp8=True)
 
 
@@ -127,7 +127,8 @@ def test_an_index_joins_its_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": where}))
     (tmp_path / "config.json").write_text('{"num_key_value_heads": 2}')
     manifest = Manifest.load(tmp_path)
-    assert list(manifest) == ["z", "x", "y"] and manifest["y"].dtype == "float8_e4m3fn"
+    assert list(manifest) == ["z", "x", "y"]
+    assert manifest["y"].dtype == "float8_e4m3fn"
     assert manifest.config == {"num_key_value_heads": 2}
     assert dict(Manifest.from_file(index)) == dict(manifest)
     index.write_text(json.dumps({"weight_map": {"w": "two.safetensors"}}))
@@ -160,7 +161,7 @@ def test_damaged_files_are_refused(tmp_path: Path, data: bytes, message: str) ->
 
 
 def test_bad_entries_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="truncated: scalar ends at byte .*, the file has"):
+    with pytest.raises(CommandError, match=r"truncated: scalar ends at byte .*, the file has"):
         Manifest.load(write(tmp_path / "m.safetensors", TENSORS, cut=1))
     for entry, message in [
         ({"dtype": "F3", "shape": [1], "data_offsets": [0, 1]}, "w has dtype F3; known are BOOL"),
@@ -176,7 +177,7 @@ def test_bad_entries_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_missing_files_and_empty_directories_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="holds no model.safetensors"):
+    with pytest.raises(CommandError, match=r"holds no model.safetensors"):
         Manifest.load(tmp_path)
     with pytest.raises(CommandError, match="cannot read the checkpoint"):
         Manifest.from_file(tmp_path / "none.safetensors")

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def reference(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the model's parameters by transformers, in the form in which checkpoints store them."""
+    """Names and shapes of the model's parameters by transformers, as checkpoints store them."""
     values = {
         key: list(v) if isinstance(v, tuple) else v for key, v in config.items() if key != "torch_dtype"
     }
@@ -35,7 +35,7 @@ def reference(config: dict[str, object]) -> dict[str, tuple[int, ...]]:
 
 
 def expand(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """transformers 5 keeps all experts of a layer in one tensor; checkpoints keep each projection by itself."""
+    """transformers 5 keeps a layer's experts in one tensor; checkpoints keep each projection by itself."""
     at, _, kind = name.rpartition(".experts.")
     if kind == "gate_up_proj":
         experts, rows, columns = shape

@@ -27,7 +27,7 @@ def shipped(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def describe(config: Mapping[str, Any], label: str = "config", **options: Any) -> dict[str, TensorInfo]:
-    """Name, shape and dtype of every parameter of the model that a configuration describes, in layer order."""
+    """Name, shape and dtype of every parameter of the model that a configuration describes."""
     family = config.get("model_type")
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One generator for each architecture family: a configuration in, every (name, shape, dtype) out.
 
-Names are those of the published checkpoints, so experts are one tensor each where the checkpoints have them so.
+Names are those of the published checkpoints, so experts are one by one where the checkpoints have them so.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _latent_attention(c: Config, at: str) -> Iterator[Entry]:
 def _with_scales(c: Config, entries: Iterator[Entry]) -> Iterator[Entry]:
     """The same tensors as published in fp8: projections in float8, each followed by its scales."""
     for name, shape, dtype in entries:
-        if not name.endswith("_proj.weight") and not name.endswith("_mqa.weight") or ".eh_proj." in name:
+        if not name.endswith(("_proj.weight", "_mqa.weight")) or ".eh_proj." in name:
             yield name, shape, dtype
             continue
         yield name, shape, "float8_e4m3fn"
@@ -214,7 +214,7 @@ def _with_scales(c: Config, entries: Iterator[Entry]) -> Iterator[Entry]:
 
 
 def gpt_oss(c: Config) -> Iterator[Entry]:
-    """GPT-OSS: stacked experts with interleaved gate and up columns; ``mxfp4`` gives the published 4-bit form."""
+    """GPT-OSS: stacked experts, gate and up columns interleaved; ``mxfp4`` gives the published 4-bit form."""
     experts, hidden, width = c["num_local_experts"], c["hidden_size"], c["intermediate_size"]
     mxfp4 = c.option("mxfp4", False)
 

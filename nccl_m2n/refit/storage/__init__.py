@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of real storage: the fused arrays of training and serving frameworks as parameters with published names.
+"""Views of real storage: frameworks' fused arrays as parameters with published names.
 
-Nothing is copied. Each function takes one rank's arrays under the names its framework gives them and returns that
-rank's :class:`~nccl_m2n.refit.Parameter` list for :class:`~nccl_m2n.refit.Refit`:
+Nothing is copied. Each function takes one rank's arrays under the names its framework gives them and
+returns that rank's :class:`~nccl_m2n.refit.Parameter` list for :class:`~nccl_m2n.refit.Refit`:
 
 - :func:`megatron`: Megatron-Core, with or without Transformer Engine;
 - :func:`vllm`: vLLM and SGLang;

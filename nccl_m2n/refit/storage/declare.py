@@ -65,8 +65,8 @@ class Declaration:
         if not splits(tuple(array.shape), expected):
             raise CommandError(
                 f"{stored} on rank {self.rank}: expected {expected} for {name} of shape "
-                f"{self.placer.manifest[name].shape}, got {tuple(array.shape)}; does the storage have these parallel "
-                f"sizes ({self.placer.parallelism}), and is it stored as its framework builds it?"
+                f"{self.placer.manifest[name].shape}, got {tuple(array.shape)}; is it stored as its "
+                f"framework builds it, for the parallel sizes {self.placer.parallelism}?"
             )
         self._made[name] = Parameter(name, self.placer.layout(name), array)
 
@@ -102,7 +102,8 @@ class Declaration:
     def slots(self, name: str) -> tuple[int, ...]:
         """The slots of this rank that hold the expert whose parameter this is."""
         home, expert = self.placer.home, self.placer.expert(name)
-        assert home is not None and expert is not None
+        assert home is not None
+        assert expert is not None
         return dict(home.owners[expert])[self.placer.expert_rank(self.rank)]
 
     def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
@@ -116,11 +117,12 @@ class Declaration:
             span = slots[-1] - slots[0] + 1
             rows = self.local(name)[0] // span
             view = stack[slots[0] : slots[-1] + 1] if span > 1 else stack[slots[0]]
-            self.add(name, view[..., row : row + rows, :], stored)
+            at = (slice(None),) * (span > 1) + (slice(row, row + rows),)
+            self.add(name, view[at], stored)
             row += rows
         if row != stack.shape[1]:
             raise CommandError(
-                f"{stored} on rank {self.rank}: expected {row} rows of each expert, got shape {tuple(stack.shape)}"
+                f"{stored} on rank {self.rank}: expected {row} rows an expert, got shape {tuple(stack.shape)}"
             )
 
     def finish(self, whole_side: bool = False) -> list[Parameter]:
@@ -165,10 +167,9 @@ def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
     at = 0
     for extent in local:
         have = 1
-        if at < len(shape) and extent in (0, 1):
-            if shape[at] == extent:
-                at += 1
-                continue
+        if extent in (0, 1) and at < len(shape) and shape[at] == extent:
+            at += 1
+            continue
         while at < len(shape) and have != extent:
             have *= shape[at]
             at += 1

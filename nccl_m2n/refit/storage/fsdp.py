@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nccl_m2n.errors import CommandError
+from nccl_m2n.refit.experts import GATE_UP
 from nccl_m2n.refit.manifest import Manifest
 from nccl_m2n.refit.parallelism import Parallelism
 from nccl_m2n.refit.parameter import Parameter
@@ -31,11 +32,11 @@ def fsdp(
 
     Args:
         manifest: The model under its published names.
-        parallelism: The side's parallel sizes: ``fsdp`` shards, ``dp`` replicates (HSDP), ``tp`` and ``ep`` as usual.
+        parallelism: The side's sizes: ``fsdp`` shards, ``dp`` replicates (HSDP), ``tp`` and ``ep`` as usual.
         rank: This rank.
-        arrays: The rank's local arrays by the names of ``model.named_parameters()``. Experts may be stacked as
-            transformers 5 keeps them (``experts.gate_up_proj``, ``experts.down_proj``) though the published
-            ones are one by one: then say `stacked_dim`.
+        arrays: The rank's local arrays by the names of ``model.named_parameters()``. Experts may be stacked
+            as transformers 5 keeps them (``experts.gate_up_proj``, ``experts.down_proj``) though the
+            published ones are one by one: then say `stacked_dim`.
         start_rank: The side's first rank.
         rules: Rules in order; left out, the shipped ones.
         stacked_dim: The dimension of stacked experts that FSDP ranks share out: 0, the experts, or 1.
@@ -50,7 +51,7 @@ def fsdp(
     for stored, array in arrays.items():
         if declared.knows(stored):
             declared.add(stored, array, stored)
-        elif stacked_dim is not None and stored.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+        elif stacked_dim is not None and ".experts." in stored:
             _stacked(declared, stored, array)
         else:
             raise CommandError(f"{stored} is no parameter of {manifest!r}; stacked experts need stacked_dim")
@@ -59,15 +60,14 @@ def fsdp(
 
 def _stacked(declared: Declaration, stored: str, array: Any) -> None:
     at, _, kind = stored.rpartition(".")
-    parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-    stack = declared.placer.stack(f"{at}.0.{parts[0]}.weight")
-    if tuple(array.shape) != stack.layout.local_shape(declared.rank):
-        raise CommandError(
-            f"{stored} on rank {declared.rank}: expected shape {stack.layout.local_shape(declared.rank)}, "
-            f"got {tuple(array.shape)}"
-        )
+    suffix = "" if declared.knows(f"{at}.0.{kind}") else ".weight"
+    parts = GATE_UP if suffix and kind == "gate_up_proj" else (kind,)
+    stack = declared.placer.stack(f"{at}.0.{parts[0]}{suffix}")
+    expected = stack.layout.local_shape(declared.rank)
+    if tuple(array.shape) != expected:
+        raise CommandError(f"{stored} on rank {declared.rank}: expected {expected}, got {tuple(array.shape)}")
     for expert in range(stack.layout.shape[0]):
         for part in parts:
             where = stack.local(expert, part, declared.rank)
             if where is not None:
-                declared.add(f"{at}.{expert}.{part}.weight", array[where], stored)
+                declared.add(f"{at}.{expert}.{part}{suffix}", array[where], stored)

@@ -63,7 +63,8 @@ _STACKED: dict[str, tuple[str, ...]] = {
 }
 _IN_LAYER = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.)?(.+)")
 _ONE_EXPERT = re.compile(
-    r"mlp\.experts\.(?:linear_fc([12])\.weight(\d+)|local_experts\.(\d+)\.linear_fc([12])\.weight)"
+    r"mlp\.experts\."
+    r"(?:linear_fc([12])\.(weight|bias)(\d+)|local_experts\.(\d+)\.linear_fc([12])\.(weight|bias))"
 )
 _ALL_EXPERTS = re.compile(r"mlp\.experts\.weight([12])")
 
@@ -93,8 +94,8 @@ def megatron(
             (``linear_fc1.weight0``, ``local_experts.0.…``) or all in one (``experts.weight1``).
         start_rank: The side's first rank.
         rules: Rules in order; left out, the shipped ones and Megatron's own.
-        padded_vocab: Rows of the padded vocabulary over all tensor-parallel ranks; left out, it is not padded.
-        layers: The model's layer for each of the rank's layers; left out, those of its pipeline stage in order.
+        padded_vocab: Rows of the padded vocabulary over all tensor-parallel ranks; left out, it has none.
+        layers: The model's layer for each of the rank's layers; left out, those of its stage in order.
         skip: Patterns of published names that this side leaves out.
         zero_padding: Set padding rows to zero now; else they are left alone.
         whole_side: List also, without an array, the parameters of which this rank holds nothing.
@@ -120,7 +121,7 @@ def split_qkv(array: Any, groups: int, queries: int, head_dim: int) -> tuple[Any
         head_dim: Rows of one head.
 
     Returns:
-        Views of shape (groups, rows, …): as queries, keys and values lie one after another in a model's own order.
+        Views of shape (groups, rows, …), in the order in which the published tensors have the rows.
     """
     rest = tuple(array.shape[1:])
     grouped = array.reshape((groups, (queries + 2) * head_dim, *rest))
@@ -174,7 +175,8 @@ class _Reader:
         elif tail.startswith("self_attention.linear_qkv."):
             self._qkv(at, tail.rpartition(".")[2], array, stored)
         elif (one := _ONE_EXPERT.fullmatch(tail)) is not None:
-            self._expert(at, one[1] or one[4], int(one[2] or one[3]), array, stored)
+            which, kind = (one[1], one[2]) if one[1] else (one[5], one[6])
+            self._expert(at, which, kind, int(one[3] or one[4]), array, stored)
         elif (every := _ALL_EXPERTS.fullmatch(tail)) is not None:
             self._experts(at, every[1], array, stored)
         else:
@@ -205,16 +207,26 @@ class _Reader:
         for name, view in zip(names, views, strict=True):
             self.declared.add(name, view, stored)
 
-    def _expert(self, at: str, which: str, local: int, array: Any, stored: str) -> None:
+    def _expert(self, at: str, which: str, kind: str, local: int, array: Any, stored: str) -> None:
         home = self.placer.home
         own = () if home is None else home.slots[self.placer.expert_rank(self.declared.rank)]
         if local >= len(own):
             raise CommandError(f"{stored}: rank {self.declared.rank} owns {len(own)} experts")
         expert = f"{at}mlp.experts.{own[local]}."
-        if which == "2":
-            self.declared.add(f"{expert}down_proj.weight", array, stored)
+        if self.declared.knows(f"{expert}gate_up_proj"):
+            self._interleaved(expert, which, kind, array, stored)
+        elif which == "2":
+            self.declared.add(f"{expert}down_proj.{kind}", array, stored)
         else:
-            self.declared.add_stack([f"{expert}gate_proj.weight", f"{expert}up_proj.weight"], array, stored)
+            self.declared.add_stack([f"{expert}gate_proj.{kind}", f"{expert}up_proj.{kind}"], array, stored)
+
+    def _interleaved(self, expert: str, which: str, kind: str, array: Any, stored: str) -> None:
+        """GPT-OSS: published as (in, out) with gate and up in turn, kept as [gate; up] of (out, in)."""
+        name = f"{expert}{'gate_up_proj' if which == '1' else 'down_proj'}"
+        if which == "1":
+            array = array.reshape((2, array.shape[0] // 2, *array.shape[1:]))
+        turned = array.swapaxes(0, -1) if array.ndim > 1 else array
+        self.declared.add(name if kind == "weight" else f"{name}_{kind}", turned, stored)
 
     def _experts(self, at: str, which: str, array: Any, stored: str) -> None:
         """All of a rank's experts in one array, each one's matrix transposed."""
@@ -223,4 +235,4 @@ class _Reader:
         hidden = int(array.shape[0 if which == "1" else 1])
         stack = array.reshape((len(own), hidden, -1) if which == "1" else (len(own), -1, hidden))
         for local in range(len(own)):
-            self._expert(at, which, local, stack[local].swapaxes(0, 1), stored)
+            self._expert(at, which, "weight", local, stack[local].swapaxes(0, 1), stored)

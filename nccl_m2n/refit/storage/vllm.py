@@ -47,14 +47,14 @@ def vllm(
         parallelism: The side's parallel sizes. For vLLM give ``order="vllm"``, and ``ep=`` where experts are
             parallel (all of a stage's ranks, that is tp × dp); for SGLang the default order.
         rank: This rank.
-        arrays: The rank's arrays by the names of ``model.named_parameters()``: ``qkv_proj``, ``gate_up_proj``,
-            ``experts.w13_weight`` of shape (slots, 2 × width, hidden), ``experts.w2_weight`` …, and all others
-            under their published names. They must be as the framework builds them: a kernel's own order
-            (Marlin, FlashInfer, …) has lost the rows that a layout names.
+        arrays: The rank's arrays by the names of ``model.named_parameters()``: ``qkv_proj``,
+            ``gate_up_proj``, ``experts.w13_weight`` of shape (slots, 2 × width, hidden),
+            ``experts.w2_weight`` …, and all others under their published names. They must be as the framework
+            builds them: a kernel's own order (Marlin, FlashInfer, …) has lost the rows that a layout names.
         start_rank: The side's first rank.
         rules: Rules in order; left out, the shipped ones.
         padded_vocab: Rows of the padded vocabulary over all tensor-parallel ranks; left out, padded to 64.
-        expert_slots: The expert in each slot of all expert-parallel ranks, end to end, where some are redundant.
+        expert_slots: The expert in each slot of all expert-parallel ranks, where some are redundant.
         skip: Patterns of published names that this side leaves out.
         zero_padding: Set padding rows to zero now; else they are left alone.
         whole_side: List also, without an array, the parameters of which this rank holds nothing.
@@ -107,5 +107,11 @@ def _experts(declared: Declaration, at: str, which: str, kind: str, array: Any, 
             f"{list(own)}, got shape {tuple(array.shape)}"
         )
     parts = ("gate_proj", "up_proj") if which == "w13" else ("down_proj",)
+    stacked = f"{at}.{own[0]}.gate_up_proj" if own else ""
     for expert in dict.fromkeys(own):
-        declared.add_experts([f"{at}.{expert}.{part}.{kind}" for part in parts], array, stored)
+        if declared.knows(stacked):  # stacked in the checkpoint, and taken one by one
+            name = f"{at}.{expert}.{'gate_up_proj' if which == 'w13' else 'down_proj'}"
+            turned = array.swapaxes(1, 2) if kind == "weight" else array
+            declared.add_experts([name if kind == "weight" else f"{name}_{kind}"], turned, stored)
+        else:
+            declared.add_experts([f"{at}.{expert}.{part}.{kind}" for part in parts], array, stored)

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device memory as CuPy arrays of bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_m2n.dtypes import item_size
+from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.transport.gpu import import_cupy
+
+
+def as_cupy(view: ArrayView) -> Any:
+    """The bytes that a view sees, shape ``(*view.shape, item size)``, without copying them."""
+    cupy = import_cupy()
+    low, high = view.span
+    device = (
+        cupy.cuda.runtime.pointerGetAttributes(view.pointer).device if view.size else cupy.cuda.Device().id
+    )
+    whole = cupy.cuda.UnownedMemory(low, max(high - low, 1), view.owner, device)
+    item = item_size(view.dtype)
+    at = cupy.cuda.MemoryPointer(whole, view.pointer - low)
+    return cupy.ndarray((*view.shape, item), cupy.uint8, at, (*view.strides, 1))
+
+
+def to_host(view: ArrayView) -> Any:
+    """A NumPy copy of the bytes that a view sees."""
+    return import_cupy().asnumpy(as_cupy(view))

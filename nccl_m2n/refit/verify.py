@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification: do the destination's bytes equal the source's? Told by checksums, without moving tensors again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nccl_m2n.execution.agree import attempt, raise_together
+from nccl_m2n.execution.bits import bits, checksum
+from nccl_m2n.execution.views import view_array
+from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.planning import Plan
+from nccl_m2n.planning.places import CellsOfRank, cells_of_rank
+from nccl_m2n.transport.base import Transport
+
+SUM = np.dtype([("transfer", "i8"), ("cell", "i8"), ("sum", "u8")])
+
+
+def differing(
+    transport: Transport, plan: Plan, sources: Mapping[str, Any], destinations: Mapping[str, Any]
+) -> list[str]:
+    """Names of the tensors whose destination differs from the source at any rank. Collective.
+
+    Args:
+        transport: Joins the ranks.
+        plan: What was moved.
+        sources: Arrays by name, as for `Plan.bind`.
+        destinations: Likewise.
+
+    Returns:
+        The same list on every rank, in the plan's order.
+    """
+    failures: dict[int, Exception] = {}
+    found = {
+        rank: [
+            attempt(partial(_sums, plan, transport, rank, side, arrays), failures, rank)
+            for side, arrays in (("source", sources), ("destination", destinations))
+        ]
+        for rank in transport.local_ranks
+    }
+    raise_together(transport, failures, {})
+    said = transport.exchange({rank: held.tobytes() for rank, (held, _) in found.items()})
+    held = np.concatenate([np.frombuffer(text, SUM) for text in said])
+    held = held[np.lexsort((held["cell"], held["transfer"]))]
+    wrong = {rank: _wrong(held, needed).astype(np.int64).tobytes() for rank, (_, needed) in found.items()}
+    numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in transport.exchange(wrong)]))
+    return [plan.transfers[i].name for i in numbers.tolist()]
+
+
+def _wrong(held: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """Numbers of the transfers whose needed cells do not have the holders' sums."""
+    keys = [table["transfer"] * (1 << 32) + table["cell"] for table in (held, needed)]
+    at = np.searchsorted(keys[0], keys[1])
+    differs = held["sum"][at] != needed["sum"] if len(held) else np.ones(len(needed), bool)
+    return np.unique(needed["transfer"][differs])
+
+
+def _sums(plan: Plan, transport: Transport, rank: int, side: str, arrays: Mapping[str, Any]) -> np.ndarray:
+    """The checksums of a rank's cells; of those with several holders, the lowest one sums."""
+    cells = cells_of_rank(plan.bundles, rank, side, first_holder_only=side == "source")
+    sums = np.zeros(len(cells.transfer), SUM)
+    sums["transfer"], sums["cell"] = cells.transfer, cells.cell
+    several = len(transport.local_ranks) > 1
+    order = np.argsort(cells.transfer, kind="stable")
+    names, first = np.unique(cells.transfer[order], return_index=True)
+    for number, rows in zip(names.tolist(), np.split(order, first)[1:], strict=True):
+        array = arrays[plan.transfers[number].name]
+        _sum_tensor(plan, number, side, rank, array[rank] if several else array, cells, rows, sums)
+    return sums
+
+
+def _sum_tensor(
+    plan: Plan,
+    number: int,
+    side: str,
+    rank: int,
+    array: Any,
+    cells: CellsOfRank,
+    rows: np.ndarray,
+    sums: np.ndarray,
+) -> None:
+    transfer = plan.transfers[number]
+    layout = transfer.source if side == "source" else transfer.destination
+    whole = bits(view_array(array), layout.local_shape(rank), transfer.wire_dtype)
+    own = slice(MAX_NDIM - layout.ndim, None)  # the dimensions that the tensor has
+    for row in rows.tolist():
+        at, extent = cells.place["offset"][row][own], cells.place["extent"][row][own]
+        box = tuple(slice(a, a + n) for a, n in zip(at.tolist(), extent.tolist(), strict=True))
+        sums["sum"][row] = checksum(whole[box], cells.start[row][own].tolist(), layout.shape)
