@@ -161,14 +161,18 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
 def _fullest_round(flows: np.ndarray, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
     """Bytes, by rank, of the fullest round when each flow passes its rank `late` rounds after its start."""
     late = np.broadcast_to(late, len(flows))
-    steady = flows["chunks"] == rounds - late.max(initial=0)  # a chunk in every round
+    first_hops = rounds - int(late.max(initial=0))
+    chunks = flows["chunks"]
     units = -(-(flows["stop"] - flows["start"]) // ALIGN)
+    largest = -(-units // chunks) * ALIGN  # bytes of a chunk, at most
+    steady = chunks == first_hops  # a chunk in every round
     base = np.zeros(world, np.int64)
-    np.add.at(base, rank[steady], (-(-units // flows["chunks"]) * ALIGN)[steady])
+    np.add.at(base, rank[steady], largest[steady])
     if steady.all():
         return base
     rest = np.flatnonzero(~steady)
-    row, lo, hi, at = chunk_table(flows[rest], rounds - int(late.max(initial=0)))
-    slot = rank[rest][row] * rounds + at + late[rest][row]
-    load = np.bincount(slot, -(-(hi - lo) // ALIGN) * ALIGN, minlength=world * rounds)
+    n = chunks[rest]
+    j, first = expand(n)[1], rank[rest] * rounds + late[rest]
+    phase, divisor, first, size = (np.repeat(a, n) for a in (flows["phase"][rest], n, first, largest[rest]))
+    load = np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
     return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)
