@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from nccl_m2n import Layout, Mesh, NcclTransport, Replicate, Shard, Topology, Transfer, plan
-from nccl_m2n.measure.data import count_wrong, make_arrays
+from nccl_m2n.measure.data import by_name, count_wrong, fill, stacks
 from nccl_m2n.transport.base import DeviceBuffer, Message
 from nccl_m2n.transport.gpu import device_count, import_cupy
 
@@ -42,15 +42,19 @@ def main() -> None:
     devices = [0] * ranks if args.same_gpu else list(range(ranks))
     with NcclTransport.init_all(devices) as transport:
         transfer = transfer_between(ranks, args.mib)
-        made = plan(transfer, Topology.single(range(ranks)))
+        planned = plan(transfer, Topology.single(range(ranks)))
         arrays: dict[int, Any] = {}
         streams = {}
         for rank, device in enumerate(devices):
             with cupy.cuda.Device(device):
-                arrays[rank] = make_arrays([transfer], rank)
+                arrays[rank] = [stacks([transfer], side, rank) for side in ("source", "destination")]
+                fill(arrays[rank][0], rank)
                 streams[rank] = cupy.cuda.Stream(non_blocking=True)
-        sides = [{"t0": {r: a[i]["t0"] for r, a in arrays.items() if "t0" in a[i]}} for i in (0, 1)]
-        bare = bare_sends(transport, made, devices)
+        sides = [
+            {"t0": {r: array for r, made in arrays.items() for array in by_name(made[i]).values()}}
+            for i in (0, 1)
+        ]
+        bare = bare_sends(transport, planned, devices)
         pointers = {rank: stream.ptr for rank, stream in streams.items()}
 
         def done() -> bool:
@@ -62,7 +66,7 @@ def main() -> None:
             transport.wait(done, time.monotonic() + 60, "a measured run")
             return time.perf_counter() - began
 
-        with made.bind(transport, *sides) as bound:
+        with planned.bind(transport, *sides) as bound:
             ways = {"reshard": lambda: bound.run(streams), "bare sends": lambda: bare.start(pointers)}
             seconds: dict[str, list[float]] = {name: [] for name in ways}
             for turn in range(args.iterations + 2):
@@ -73,7 +77,7 @@ def main() -> None:
         wrong = 0
         for rank, device in enumerate(devices):
             with cupy.cuda.Device(device):
-                wrong += count_wrong([transfer], arrays[rank][1], rank)
+                wrong += count_wrong(arrays[rank][1], rank)
     median = {name: statistics.median(s) for name, s in seconds.items()}
     for name, value in median.items():
         print(f"{name:12} {value * 1e3:9.3f} ms")

@@ -26,12 +26,12 @@ step "one process, all GPUs"
 timeout 60 python3 bench/one_process.py --json "$out/one_process_$gpus.json"
 half=$((gpus / 2))
 step "a whole model, EP$half to TP$half, twenty steps"
-ranks 150 python3 -m nccl_m2n refit --model Qwen3-30B-A3B --source ep=$half --destination tp=$half --steps 20 \
-  --json "$out/refit_ep_to_tp_$gpus.json"
+ranks 150 python3 bench/refit.py --model Qwen3-30B-A3B --source ep=$half --destination tp=$half --iterations 20 \
+  --method reshard --method limit --method "gather+broadcast, packed" --json "$out/refit_ep_to_tp_$gpus.json"
 if [ "$half" -ge 4 ]; then
   step "a whole model, PP2xEP2 to TP2xDP2, twenty steps"
-  ranks 150 python3 -m nccl_m2n refit --model Qwen3-30B-A3B --source pp=2,ep=2 --destination tp=2,dp=2 --steps 20 \
-    --json "$out/refit_pp_ep_to_tp_dp_$gpus.json"
+  ranks 150 python3 bench/refit.py --model Qwen3-30B-A3B --source pp=2,ep=2 --destination tp=2,dp=2 --iterations 20 \
+    --method reshard --method limit --json "$out/refit_pp_ep_to_tp_dp_$gpus.json"
 fi
 step "NVIDIA's nccl.m2n"; ranks 60 python3 bench/nvidia_m2n.py --json "$out/nvidia_m2n_$gpus.json"
 step done

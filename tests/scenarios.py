@@ -173,10 +173,20 @@ class SideOfRank:
         return found
 
 
-def run(scenario: Scenario, transport: Any, turns: int = 2, **options: Any) -> list[str]:
-    """Carry a scenario out `turns` times; names of the arrays that went wrong on this process's ranks."""
+def run(
+    scenario: Scenario,
+    transport: Any,
+    turns: int = 2,
+    side_of_rank: Callable[..., SideOfRank] = SideOfRank,
+    captured_from: int | None = None,
+    **options: Any,
+) -> list[str]:
+    """Carry a scenario out `turns` times; names of the arrays that went wrong on this process's ranks.
+
+    Memory is what `side_of_rank` makes; from turn `captured_from` on, a captured graph is replayed.
+    """
     ranks = transport.local_ranks
-    sides = {side: {r: SideOfRank(scenario, r, side) for r in ranks} for side in ("source", "destination")}
+    sides = {side: {r: side_of_rank(scenario, r, side) for r in ranks} for side in ("source", "destination")}
 
     def given(side: str) -> dict[str, Any]:
         if len(ranks) == 1:
@@ -190,6 +200,8 @@ def run(scenario: Scenario, transport: Any, turns: int = 2, **options: Any) -> l
             for side in ("source", "destination"):
                 for rank in ranks:
                     sides[side][rank].fill(turn)
+            if turn == captured_from:
+                bound.capture()
             bound.run()
             bound.wait(timeout=60)
             wrong += [f"{what} in turn {turn}" for r in ranks for what in sides["destination"][r].wrong(turn)]

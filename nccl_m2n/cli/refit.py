@@ -25,6 +25,8 @@ from nccl_m2n.errors import VerificationError
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
 
+CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
+
 
 @dataclass
 class Refitting:
@@ -34,6 +36,7 @@ class Refitting:
     problem: Problem
     weights: Weights
     transport: Transport
+    carrier: str  # what the transport is called
     plan: Plan
     domains_from: str
     seconds: dict[str, float] = field(default_factory=dict)  # by step, of this process
@@ -143,7 +146,7 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
         topology, domains_from = together(meeting, lambda: problem.topology(domain, found))
         began = time.perf_counter()
         plan = together(meeting, lambda: problem.plan(topology))
-        job = Refitting(arguments, problem, weights, transport, plan, domains_from)
+        job = Refitting(arguments, problem, weights, transport, CARRIERS[kind], plan, domains_from)
         job.seconds["plan"] = time.perf_counter() - began
         transports.require_memory(meeting, job.host_bytes)
         job.read()
@@ -172,7 +175,7 @@ def _data(job: Refitting) -> dict[str, Any]:
     return {
         **job.problem.data(),
         "weights": job.weights.label,
-        "transport": repr(job.transport),
+        "transport": job.carrier,
         "memory": job.transport.memory,
         "ranks": job.problem.ranks,
         "domains": [list(ranks) for ranks in job.plan.topology.domains],
@@ -219,5 +222,5 @@ def _text(job: Refitting) -> str:
         ("before", f"plan {own['plan']:.3f} s, read {own['read']:.3f} s, bind {own['bind']:.3f} s"),
         ("verified", f"{job.verified:,} bytes on the destination ranks, every one as in {job.weights.label}"),
     ]
-    head = f"{job.problem.headline()}, over {job.transport.memory} memory by {job.transport!r}"
+    head = f"{job.problem.headline()}, by {job.carrier}, {job.transport.memory} memory"
     return f"{head}\n{job.plan}\n({job.domains_from})\n\n{pairs_text(rows)}"

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from nccl_m2n.layout import Layout
+from nccl_m2n.measure.broadcast import GatherBroadcast
+from nccl_m2n.measure.collectives import Collectives
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.transport.base import DeviceBuffer, Message
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport, checked, nccl_bindings
+from nccl_m2n.transport.nccl import NcclTransport
 
 Arrays = Mapping[str, Any]
-NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+BUCKET_BYTES = 256 << 20  # of the packed conventional way
 
 
 class Limit:
@@ -53,116 +53,6 @@ class Limit:
         """Nothing but memory is held."""
 
 
-class _Collectives:
-    """Communicators of some of the ranks, split off the transport's; collective over all of it."""
-
-    def __init__(self, transport: NcclTransport) -> None:
-        self.bindings, self.rank = nccl_bindings(), transport.local_ranks[0]
-        self._whole = transport.communicator(self.rank)
-        self._made: list[Any] = []
-
-    def split(self, ranks: Sequence[int]) -> Any:
-        """A communicator of `ranks`, in that order; None elsewhere."""
-        member = self.rank in ranks
-        key = list(ranks).index(self.rank) if member else 0
-        config = self.bindings.Config()
-        handle = checked(self.bindings.comm_split, self._whole, 0 if member else NO_COLOR, key, config.ptr)
-        if not member:
-            return None
-        self._made.append(handle)
-        return handle
-
-    def gather(self, handle: Any, sent: Any, received: Any, stream: Any) -> None:
-        """All ranks' `sent`, end to end in `received`."""
-        byte = int(self.bindings.DataType.Int8)
-        checked(
-            self.bindings.all_gather, sent.data.ptr, received.data.ptr, sent.nbytes, byte, handle, stream.ptr
-        )
-
-    def broadcast(self, handle: Any, array: Any, stream: Any) -> None:
-        """The first rank's `array` on all ranks."""
-        byte, at = int(self.bindings.DataType.Int8), array.data.ptr
-        checked(self.bindings.broadcast, at, at, array.nbytes, byte, 0, handle, stream.ptr)
-
-    def close(self) -> None:
-        for handle in self._made:
-            self.bindings.comm_destroy(handle)
-        self._made = []
-
-
-def _bytes(array: Any) -> Any:
-    return array.reshape(-1).view(np.uint8)
-
-
-class GatherBroadcast:
-    """Whole tensors gathered on the sources, then broadcast by one of them; NCCL's own collectives.
-
-    Args:
-        transport: Joins the ranks.
-        transfers: All of equal layouts.
-        arrays: This rank's source and destination arrays.
-        packed: All tensors in one bucket, else one after another.
-    """
-
-    def __init__(
-        self,
-        transport: NcclTransport,
-        transfers: Sequence[Transfer],
-        arrays: tuple[Arrays, Arrays],
-        *,
-        packed: bool,
-    ) -> None:
-        self._cupy, self._rank = import_cupy(), transport.local_ranks[0]
-        self._transfers, (self._sources, self._destinations) = transfers, arrays
-        self._source, self._destination = transfers[0].source, transfers[0].destination
-        self._group = len(transfers) if packed else 1
-        self._net = _Collectives(transport)
-        root = self._source.ranks[0]
-        rest = [r for r in self._destination.ranks if r != root]
-        self._gathering = self._net.split(self._source.ranks)
-        self._casting = self._net.split([root, *rest])
-        self._is_root = self._rank == root
-        self._buffers()
-
-    def _buffers(self) -> None:
-        cupy, n = self._cupy, self._group
-        local = self._source.local_shape(self._source.ranks[0])
-        if self._gathering is not None:
-            self._shards = cupy.empty((n, *local), cupy.uint16)
-            self._gathered = cupy.empty((len(self._source.ranks), n, *local), cupy.uint16)
-        if self._casting is not None:
-            self._whole = cupy.empty((n, *self._source.shape), cupy.uint16)
-
-    def start(self, stream: Any) -> None:
-        """Enqueue everything."""
-        with stream:
-            for first in range(0, len(self._transfers), self._group):
-                self._bucket([t.name for t in self._transfers[first : first + self._group]], stream)
-
-    def _bucket(self, names: Sequence[str], stream: Any) -> None:
-        if self._gathering is not None:
-            for i, name in enumerate(names):
-                self._shards[i] = self._sources[name]
-            self._net.gather(self._gathering, self._shards, self._gathered, stream)
-            if self._is_root:
-                for j, rank in enumerate(self._source.ranks):
-                    for piece in self._source.pieces(rank):
-                        self._whole[(slice(None), *piece.box.slices)] = self._gathered[j][
-                            (slice(None), *piece.local_slices)
-                        ]
-        if self._casting is None:
-            return
-        self._net.broadcast(self._casting, self._whole, stream)
-        for i, name in enumerate(names):
-            if name in self._destinations:
-                for piece in self._destination.pieces(self._rank):
-                    self._destinations[name][piece.local_slices] = self._whole[i][piece.box.slices]
-
-    def close(self) -> None:
-        """Destroy the communicators."""
-        self._net.close()
-
-
 class EverySourceBroadcasts:
     """Each shard is broadcast by its first holder to all destination ranks, which take what they need."""
 
@@ -172,7 +62,7 @@ class EverySourceBroadcasts:
         cupy, self._rank = import_cupy(), transport.local_ranks[0]
         self._transfers, (self._sources, self._destinations) = transfers, arrays
         self._source, self._destination = transfers[0].source, transfers[0].destination
-        self._net = _Collectives(transport)
+        self._net = Collectives(transport)
         self._casters = _first_holders(self._source)
         self._handles = [
             self._net.split([r, *[d for d in self._destination.ranks if d != r]]) for r in self._casters
@@ -258,7 +148,7 @@ PEERS: dict[str, Callable[..., Any]] = {
     "reshard, graph": lambda tr, t, a, top: Bound(tr, t, a, top, graph=True),
     "limit": lambda tr, t, a, top: Limit(tr, plan(t, top), everything=len(top.domains) == 1),
     "direct": lambda tr, t, a, top: Bound(tr, t, a, top, method="direct"),
-    "gather+broadcast": lambda tr, t, a, top: GatherBroadcast(tr, t, a, packed=False),
-    "gather+broadcast, packed": lambda tr, t, a, top: GatherBroadcast(tr, t, a, packed=True),
+    "gather+broadcast": lambda tr, t, a, top: GatherBroadcast(tr, t, a, bucket_bytes=0),
+    "gather+broadcast, packed": lambda tr, t, a, top: GatherBroadcast(tr, t, a, bucket_bytes=BUCKET_BYTES),
     "every source broadcasts": lambda tr, t, a, top: EverySourceBroadcasts(tr, t, a),
 }

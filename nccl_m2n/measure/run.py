@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nccl_m2n.measure.data import count_wrong, make_arrays, spoil
+from nccl_m2n.measure.data import by_name, count_wrong, fill, spoil, stacks
 from nccl_m2n.measure.peers import PEERS
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.gpu import import_cupy
@@ -24,7 +24,7 @@ def measure_case(
     methods: Sequence[str],
     *,
     iterations: int = 7,
-    warmup: int = 2,
+    warmup: int = 1,
     timeout: float = 60.0,
 ) -> dict[str, Any]:
     """Time some methods on one problem. Collective; one rank a process.
@@ -43,7 +43,9 @@ def measure_case(
         likewise), ``wrong`` elements over all ranks, or ``error``. On every rank the same.
     """
     cupy, rank = import_cupy(), transport.local_ranks[0]
-    arrays = make_arrays(transfers, rank)
+    sources, destinations = (stacks(transfers, side, rank) for side in ("source", "destination"))
+    fill(sources, rank)
+    arrays = by_name(sources), by_name(destinations)
     stream = cupy.cuda.Stream(non_blocking=True)
     results: dict[str, Any] = {m: {"seconds": [], "host_seconds": [], "wrong": 0} for m in methods}
     peers = {m: PEERS[m](transport, transfers, arrays, topology) for m in methods}
@@ -51,10 +53,10 @@ def measure_case(
         for method, peer in peers.items():
             check = method not in UNVERIFIED and turn in (0, warmup + iterations - 1)
             if check:
-                spoil(arrays[1])
+                spoil(destinations)
             cupy.cuda.runtime.deviceSynchronize()
             host, total = _timed(transport, lambda p=peer: p.start(stream), stream, timeout)
-            wrong = count_wrong(transfers, arrays[1], rank) if check else 0
+            wrong = count_wrong(destinations, rank) if check else 0
             said = [
                 json.loads(t) for t in transport.exchange({rank: json.dumps([host, total, wrong]).encode()})
             ]
