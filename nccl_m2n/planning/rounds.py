@@ -19,6 +19,7 @@ MIN_ROUND_BYTES = 1 << 20
 MIN_ROUND_BYTES_SINGLE_HOP = 8 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
+CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
 
 
 def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes: int) -> int:
@@ -143,7 +144,10 @@ def _fullest_round(flows: np.ndarray, rank: Ints, late: Ints | int, world: int, 
     if steady.all():
         return base
     rest = np.flatnonzero(~steady)
-    row, lo, hi, at = chunk_table(flows[rest], rounds - int(late.max(initial=0)))
-    slot = rank[rest][row] * rounds + at + late[rest][row]
-    load = np.bincount(slot, -(-(hi - lo) // ALIGN) * ALIGN, minlength=world * rounds)
+    load = np.zeros(world * rounds)
+    total = int(flows["chunks"][rest].sum())
+    for part in np.array_split(rest, 1 + total // CHUNKS_AT_ONCE):
+        row, lo, hi, at = chunk_table(flows[part], rounds - int(late.max(initial=0)))
+        slot = rank[part][row] * rounds + at + late[part][row]
+        load += np.bincount(slot, -(-(hi - lo) // ALIGN) * ALIGN, minlength=world * rounds)
     return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)
