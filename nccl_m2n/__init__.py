@@ -14,6 +14,7 @@ from nccl_m2n.errors import (
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.refit import Parameter, Refit
+from nccl_m2n.reshard import reshard
 from nccl_m2n.simulate import Links, Timeline, simulate
 from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
 
@@ -48,5 +49,6 @@ __all__ = [
     "TransportError",
     "VerificationError",
     "plan",
+    "reshard",
     "simulate",
 ]

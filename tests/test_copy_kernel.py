@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nccl_m2n.execution.descriptors import join, packed_boxes, split_shapes
+from nccl_m2n.execution.descriptors import block_hints, join, packed_boxes, split_shapes
+from nccl_m2n.execution.kernels import WARPS_PER_BLOCK
 from nccl_m2n.execution.lower import launches
 from tests.copies import boxes_of, numpy_dtype
 from tests.test_descriptors import scattered
@@ -31,15 +32,16 @@ def launch(tmp_path_factory):
     subprocess.run(["g++", *flags, f'-DKERNEL="{kernel}"', shim, "-o", library], check=True, timeout=120)
     function = ctypes.CDLL(str(library)).launch
 
-    def run(copies, blocks=2):
+    def run(copies):
         table = launches(copies, np.zeros(len(copies), np.int64), 1)
-        tables = (*split_shapes(table.copies), table.first_tile.astype(np.int32))
-        function(
-            *(np.ascontiguousarray(one).ctypes.data_as(ctypes.c_void_p) for one in tables),
-            len(table.copies),
-            int(table.tiles[0]),
-            blocks,
-        )
+        rows, shapes = split_shapes(table.copies)
+        hints, _ = block_hints(table.first_tile, table.tiles, table.bounds, rows[:, -1], WARPS_PER_BLOCK)
+        tables = [
+            np.ascontiguousarray(one)
+            for one in (rows, shapes, table.first_tile.astype(np.int32), hints.astype(np.int32))
+        ]
+        pointers = [one.ctypes.data_as(ctypes.c_void_p) for one in tables]
+        function(*pointers, len(rows), int(table.tiles[0]))
 
     return run
 
@@ -111,7 +113,7 @@ def test_every_code_of_a_small_format(launch, name):
     dtype = numpy_dtype(name)
     codes = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}").view(dtype)
     wide, back = np.zeros(codes.size, np.float32), np.zeros_like(codes)
-    launch(join(boxes_of([codes]), boxes_of([wide])), blocks=4)
+    launch(join(boxes_of([codes]), boxes_of([wide])))
     np.testing.assert_array_equal(wide, codes.astype(np.float32))
-    launch(join(boxes_of([wide]), boxes_of([back])), blocks=4)
+    launch(join(boxes_of([wide]), boxes_of([back])))
     np.testing.assert_array_equal(back.astype(np.float32), codes.astype(np.float32))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nccl_m2n.execution.descriptors import join, packed_boxes, tiles, trim, widen
+from nccl_m2n.execution.descriptors import TILE_BYTES, join, packed_boxes, tiles, trim, widen
 from tests.copies import boxes_of, run_copies
 
 
@@ -107,5 +107,5 @@ def test_the_widest_aligned_access_is_chosen(offset, size, widths):
 def test_tiles_cover_every_unit():
     table = join(boxes_of([np.zeros(10000, np.uint8)]), boxes_of([np.zeros(10000, np.uint8)]))
     rows, _ = widen(table)
-    units = 4096 // rows["source_unit"]
+    units = TILE_BYTES // rows["source_unit"]
     assert (tiles(rows) == -(-rows["stop"] // units)).all()

@@ -38,12 +38,12 @@ MAY_IMPORT = {
 # A method that users call as `plan.bind(...)` is a door into a later part; it names that part in its body,
 # and in what only a type checker reads.
 DOORS = {"planning.plan": {"execution", "transport"}}
-ON_TOP = {"__init__", "__main__", "command"}  # they may name every part
+ON_TOP = {"__init__", "__main__", "cli", "measure"}  # they may name every part
 
 # The only modules that may import a package with a device behind it, even inside a function, by how their
 # names begin.
 DEVICE_MODULES = {
-    "nccl": ("transport.nccl",),
+    "nccl": ("transport.nccl_library",),
     "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels", "execution.views"),
 }
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,12 @@ def attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) 
         return None
 
 
-def raise_together(transport: Transport, failures: Mapping[int, Exception], facts: Mapping[str, Any]) -> None:
+def raise_together(
+    transport: Transport,
+    failures: Mapping[int, Exception],
+    facts: Mapping[str, Any],
+    details: Callable[[], Mapping[str, Any]] | None = None,
+) -> None:
     """Raise the same error on every rank if any rank failed or the ranks' facts differ. Collective.
 
     Args:
@@ -32,6 +38,7 @@ def raise_together(transport: Transport, failures: Mapping[int, Exception], fact
         failures: Errors of local ranks, to be raised everywhere.
         facts: What must be equal on all ranks; JSON data by name. They are compared by the order given and
             the first that differs is reported with the values and their ranks.
+        details: More facts, exchanged only where the first ones differ, to say what the difference is.
 
     Raises:
         M2nError: The first failing rank's kind of error; `DisagreementError` if facts differ.
@@ -51,11 +58,16 @@ def raise_together(transport: Transport, failures: Mapping[int, Exception], fact
         _raise_failure(failed, failures)
     texts = [text for _, text in reports]
     if len(set(texts)) > 1:
+        if details is not None:  # every rank has seen the same texts, so all of them go on to this
+            raise_together(transport, {}, details())
         raise _difference([json.loads(text) for text in texts])
 
 
 def _error_data(error: Exception | None) -> list[str] | None:
-    return None if error is None else [type(error).__name__, str(error)]
+    if error is None:
+        return None
+    name = type(error).__name__
+    return [name, str(error) if isinstance(error, M2nError) else f"{name}: {error}"]
 
 
 def _raise_failure(failed: Mapping[int, Sequence[str]], failures: Mapping[int, Exception]) -> None:
@@ -71,10 +83,11 @@ def _raise_failure(failed: Mapping[int, Sequence[str]], failures: Mapping[int, E
 
 def _difference(facts: Sequence[Mapping[str, Any]]) -> M2nError:
     names = list(dict.fromkeys(name for each in facts for name in each))
-    for name in names:
+    for fact in names:
+        name, values = _narrowed(fact, [each.get(fact) for each in facts])
         by_value: dict[str, list[int]] = {}
-        for rank, each in enumerate(facts):
-            by_value.setdefault(json.dumps(each.get(name)), []).append(rank)
+        for rank, value in enumerate(values):
+            by_value.setdefault(json.dumps(value), []).append(rank)
         if len(by_value) > 1:
             said = "; ".join(
                 f"rank {short_ranks(ranks)}: {_fact_text(json.loads(value))}"
@@ -86,5 +99,16 @@ def _difference(facts: Sequence[Mapping[str, Any]]) -> M2nError:
     return DisagreementError("expected all ranks to describe the same problem, in the same order")
 
 
+def _narrowed(name: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+    """Of lists, which may be long, the first entries that differ."""
+    if all(isinstance(value, list) for value in values):
+        for number, row in enumerate(itertools.zip_longest(*values)):
+            if any(value != row[0] for value in row):
+                return f"{name}, number {number}", row
+    return name, values
+
+
 def _fact_text(value: Any) -> str:
-    return "nothing" if value is None else value if isinstance(value, str) else json.dumps(value)
+    if value is None or isinstance(value, str):
+        return value or "nothing"
+    return json.dumps(value, ensure_ascii=False)

@@ -72,12 +72,10 @@ def bind(
             lambda: _executor(plan, transport, tasks, kinds, staging), failures, transport.local_ranks[0]
         )
     try:
-        raise_together(transport, failures, {"plan": plan.digest})
+        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
     except Exception:
         if executor is not None:
             executor.close()
-        if not failures:
-            raise_together(transport, failures, _facts(plan))
         raise
     executor.connect()
     owners = [view for task in tasks.values() for view in task[3]]

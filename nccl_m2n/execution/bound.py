@@ -90,7 +90,8 @@ class Bound:
                 gone, and nothing more can be sent over it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._guard(lambda: self._open().finish(deadline))
+        executor = self._open()
+        self._guard(lambda: executor.finish(deadline))
 
     def _guard(self, work: Any) -> None:
         try:

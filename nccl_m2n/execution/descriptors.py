@@ -21,7 +21,7 @@ Table = npt.NDArray[Any]  # structured
 
 DIMENSIONS = 8
 WIDEST = 16  # bytes of the widest access of one thread
-TILE_BYTES = 4096  # what one warp moves at a time
+TILE_BYTES = 8192  # what one warp moves at a time
 
 PLACE_FIELDS = 4  # the fields of `COPY` before `run`; those from there on are a copy's shape
 ENDLESS = 1 << 56  # units of a run that no copy leaves
@@ -210,3 +210,26 @@ def split_shapes(copies: Table) -> tuple[Ints, Ints]:
     whole = shape.view(np.dtype((np.void, shape.itemsize * shape.shape[1])))[:, 0]
     _, first, number = np.unique(whole, return_index=True, return_inverse=True)
     return np.column_stack([place, number]), shape[first]
+
+
+def block_hints(first: Ints, tiles: Ints, bounds: Ints, shapes: Ints, per_block: int) -> tuple[Ints, Ints]:
+    """For each block of each launch the copy that its first tile belongs to.
+
+    Args:
+        first: (copies,) each copy's first tile, counted within its launch.
+        tiles: (launches,) tiles of each launch.
+        bounds: (launches + 1,) rows of each launch.
+        shapes: (copies,) number of each copy's shape.
+        per_block: Tiles that one block of threads moves.
+
+    Returns:
+        Rows of two: a copy, counted within its launch, and its shape; and the bounds of each launch's rows.
+    """
+    blocks = -(-tiles // per_block)
+    stops = np.cumsum(blocks)
+    launch = np.repeat(np.arange(len(tiles)), blocks)
+    start = (np.arange(len(launch)) - (stops - blocks)[launch]) * per_block
+    before = np.cumsum(tiles) - tiles  # tiles of earlier launches
+    of_copy = np.repeat(np.arange(len(tiles)), np.diff(bounds))
+    copy = np.searchsorted(first + before[of_copy], start + before[launch], side="right") - 1
+    return np.column_stack([copy - bounds[launch], shapes[copy]]), np.concatenate([[0], stops])

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n.execution.descriptors import split_shapes
+from nccl_m2n.execution.descriptors import block_hints, split_shapes
 from nccl_m2n.execution.lower import Launches
 from nccl_m2n.transport.gpu import import_cupy
 
-WARPS_PER_BLOCK = 8  # also in copy_parts.cu
+WARPS_PER_BLOCK = 2  # also in copy_parts.cu
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
-BLOCKS_PER_MULTIPROCESSOR = 16  # at most, in one launch: the rest of the tiles come in turn
 
 
 @lru_cache(maxsize=64)
@@ -49,38 +48,46 @@ class CopyTables:
     Args:
         launches: The tables.
         device: The GPU whose memory they describe.
+        defines: Compiler options, for trying the kernel's settings.
     """
 
     def __init__(self, launches: Launches, device: int, defines: tuple[str, ...] = ()) -> None:
         cupy = import_cupy()
+        rows, shapes = split_shapes(launches.copies)
+        hints, hint_bounds = block_hints(
+            launches.first_tile, launches.tiles, launches.bounds, rows[:, -1], WARPS_PER_BLOCK
+        )
+        tables = (rows, shapes, launches.first_tile.astype(np.int32), hints.astype(np.int32))
         with cupy.cuda.Device(device):
             stream = cupy.cuda.Stream(non_blocking=True)
             with stream:
-                rows, shapes = split_shapes(launches.copies)
-                self._rows, self._shapes = cupy.asarray(rows), cupy.asarray(shapes)
-                self._first_tile = cupy.asarray(launches.first_tile.astype(np.int32))
+                self._tables = [cupy.asarray(table) for table in tables]
             stream.synchronize()  # the launches come on other streams, and must not find half a table
-            multiprocessors = cupy.cuda.Device(device).attributes["MultiProcessorCount"]
         self._function, self._device = copy_kernel(device, defines), device
-        self._most_blocks = multiprocessors * BLOCKS_PER_MULTIPROCESSOR
-        self.nbytes = int(self._rows.nbytes + self._shapes.nbytes + self._first_tile.nbytes)
+        self.nbytes = sum(int(table.nbytes) for table in self._tables)
         self.launches = [
-            self._launch(int(first), int(stop - first), int(tiles))
-            for first, stop, tiles in zip(
-                launches.bounds[:-1], launches.bounds[1:], launches.tiles, strict=True
+            self._launch(first, stop - first, hint, tiles)
+            for first, stop, hint, tiles in zip(
+                launches.bounds[:-1].tolist(),
+                launches.bounds[1:].tolist(),
+                hint_bounds[:-1].tolist(),
+                launches.tiles.tolist(),
+                strict=True,
             )
         ]
 
-    def _launch(self, first: int, count: int, tiles: int) -> PreparedLaunch | None:
+    def _launch(self, first: int, count: int, hint: int, tiles: int) -> PreparedLaunch | None:
         """The launch of some rows; None where there is nothing to copy."""
         if count == 0:
             return None
+        rows, shapes, first_tile, hints = self._tables
         arguments = (
-            np.int64(self._rows.data.ptr + first * self._rows.strides[0]),
-            np.int64(self._shapes.data.ptr),
-            np.int64(self._first_tile.data.ptr + first * self._first_tile.itemsize),
+            np.int64(rows.data.ptr + first * rows.strides[0]),
+            np.int64(shapes.data.ptr),
+            np.int64(first_tile.data.ptr + first * first_tile.itemsize),
+            np.int64(hints.data.ptr + hint * hints.strides[0]),
             np.int32(count),
             np.int32(tiles),
         )
-        blocks = min(-(-tiles // WARPS_PER_BLOCK), self._most_blocks)
+        blocks = -(-tiles // WARPS_PER_BLOCK)
         return PreparedLaunch(self._function, self._device, (blocks,), arguments)

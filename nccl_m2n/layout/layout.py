@@ -67,7 +67,8 @@ class Layout:
         object.__setattr__(self, "placements", made)
         for placement in made:
             _check_segments(placement, self.shape)
-        _ = self._splits  # refuses segments whose parts do not fit the mesh axis, now rather than later
+        if any(isinstance(p, Shard) and p.segments for p in made):
+            _ = self._splits  # refuses segments whose parts do not fit the mesh axis, now rather than later
 
     @staticmethod
     def from_pieces(

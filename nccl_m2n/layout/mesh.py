@@ -50,7 +50,7 @@ class Mesh:
         object.__setattr__(self, "shape", array.shape)
         object.__setattr__(self, "ranks", tuple(array.ravel().tolist()))
         object.__setattr__(self, "names", None if names is None else tuple(map(str, names)))
-        if len(self.index) != len(self.ranks):
+        if len(set(self.ranks)) != len(self.ranks):
             twice = sorted(rank for rank, times in Counter(self.ranks).items() if times > 1)
             raise LayoutError(
                 f"expected distinct ranks in a mesh, got rank {', '.join(map(str, twice))} more than once "

@@ -7,6 +7,7 @@ intervals in each dimension, and are never listed unless a user-made layout stan
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class GridPartition:
     @property
     def group_shape(self) -> tuple[int, ...]:
         """Number of groups in each dimension."""
-        return tuple(len(d.coordinates) for d in self.dims)
+        return tuple(len(d.counts) for d in self.dims)
 
     @cached_property
     def boxes(self) -> BoxPartition:
@@ -60,15 +61,13 @@ def grid_partition(mesh: Mesh, splits: Sequence[Split]) -> GridPartition:
     replicating = [axis for axis in range(mesh.ndim) if axis not in sharding]
     sizes = [math.prod(mesh.shape[a] for a in split.axes) for split in splits]
     ranks = mesh.array.transpose(sharding + replicating).reshape(*sizes, -1)
-    shape = tuple(len(d.coordinates) for d in dims)
-    if all(len(c) == 1 for d in dims for c in d.coordinates):
-        chosen = ranks[np.ix_(*[np.concatenate([*d.coordinates, np.zeros(0, np.int64)]) for d in dims])]
+    shape = tuple(len(d.counts) for d in dims)
+    if all((d.counts == 1).all() for d in dims):
+        chosen = ranks[np.ix_(*[d.coordinates for d in dims])]
         holders = tuple(np.sort(chosen.reshape(math.prod(shape), ranks.shape[-1]), axis=1))
     else:
-        holders = tuple(
-            np.sort(ranks[np.ix_(*[d.coordinates[g] for d, g in zip(dims, groups, strict=True)])].ravel())
-            for groups in np.ndindex(shape)
-        )
+        groups = [np.split(d.coordinates, np.cumsum(d.counts))[:-1] for d in dims]
+        holders = tuple(np.sort(ranks[np.ix_(*chosen)].ravel()) for chosen in itertools.product(*groups))
     return GridPartition(dims, holders)
 
 

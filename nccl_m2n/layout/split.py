@@ -129,7 +129,8 @@ class Intervals:
     start: Ints
     stop: Ints
     group: Ints  # (intervals,)
-    coordinates: tuple[Ints, ...]  # by group: the coordinates that hold it
+    counts: Ints  # (groups,) how many coordinates hold it
+    coordinates: Ints  # those coordinates, group after group
 
 
 def distinct_intervals(split: Split) -> Intervals:
@@ -142,7 +143,7 @@ def distinct_intervals(split: Split) -> Intervals:
     start, stop = points[:-1][held], points[1:][held]
     if (counts == 1).all():
         names, group = np.unique(holder, return_inverse=True)
-        return Intervals(start, stop, group, tuple(names[:, None]))
+        return Intervals(start, stop, group, np.ones_like(names), names)
     groups: dict[bytes, int] = {}
     sets: list[Ints] = []
     group = np.empty(len(held), np.int64)
@@ -151,4 +152,4 @@ def distinct_intervals(split: Split) -> Intervals:
         group[i] = groups.setdefault(owners.tobytes(), len(sets))
         if group[i] == len(sets):
             sets.append(owners)
-    return Intervals(start, stop, group, tuple(sets))
+    return Intervals(start, stop, group, np.array([len(s) for s in sets], np.int64), np.concatenate(sets))

@@ -154,17 +154,17 @@ def _set_pairs(cells: Cells, sets: RankSets) -> tuple[Ints, Ints]:
     made = []
     for which, ranks in ((cells.holder, cells.holders), (cells.needer, cells.needers)):
         used, inverse = np.unique(which, return_inverse=True)
-        made.append(np.array([sets.number(ranks[i]) for i in used.tolist()], np.int64)[inverse])
+        members = [ranks[i] for i in used.tolist()]
+        counts = np.array([len(m) for m in members], np.int64)
+        made.append(sets.numbers(np.concatenate([np.zeros(0, np.int64), *members]), counts)[inverse])
     return made[0], made[1]
 
 
 def _remote_needers(table: np.ndarray, sets: RankSets) -> Ints:
     """Rank set of each bundle's needers that are not holders too."""
-    holders, needers = (
-        np.concatenate([np.zeros(0, np.int64), *[sets[i] for i in np.unique(table[side]).tolist()]])
-        for side in ("holders", "needers")
-    )
-    if not len(np.intersect1d(holders, needers)):
+    every = sets.table()
+    holders, needers = (every.members(np.unique(table[side]))[1] for side in ("holders", "needers"))
+    if not np.isin(holders, needers).any():
         return table["needers"]
     pairs = zip(table["holders"].tolist(), table["needers"].tolist(), strict=True)
     return np.array(

@@ -8,7 +8,6 @@ each feed the next.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,34 +56,36 @@ def _split_by_domain(bundles: Bundles, topology: Topology) -> _Sites:
     """The needers of each bundle, domain by domain, with the ranks that may send to them."""
     sets, domain_of = bundles.sets, topology.domain_table
     used, which = np.unique(bundles.table["remote"], return_inverse=True)
-    parts = [_domains(sets, n, domain_of) for n in used.tolist()]
-    row, k = expand(np.array([len(p) for p in parts], np.int64)[which])
-    first = np.cumsum([0] + [len(p) for p in parts])
-    flat = np.array([pair for p in parts for pair in p], np.int64).reshape(-1, 2)
-    domain, group = flat[first[which[row]] + k].T
+    first, domains, groups = _by_domain(sets, used, domain_of)
+    row, k = expand(np.diff(first)[which])
+    domain, group = domains[first[which[row]] + k], groups[first[which[row]] + k]
     holders = bundles.table["holders"][row]
-    used_holders, which_holder = np.unique(holders, return_inverse=True)
-    inside = np.full((len(used_holders), len(topology.domains)), -1, np.int64)
-    for i, h in enumerate(used_holders.tolist()):
-        for d, subset in _domains(sets, h, domain_of):
-            inside[i, d] = subset
-    local = inside[which_holder, domain]
+    used, which = np.unique(holders, return_inverse=True)
+    first, domains, groups = _by_domain(sets, used, domain_of)
+    inside = np.full((len(used), len(topology.domains)), -1, np.int64)
+    inside[np.repeat(np.arange(len(used)), np.diff(first)), domains] = groups
+    local = inside[which, domain]
     network = local < 0
     return _Sites(row, group, np.where(network, holders, local), network)
 
 
-def _domains(sets: RankSets, number: int, domain_of: Ints) -> list[tuple[int, int]]:
-    """The parts of a rank set that lie in each domain, as (domain, rank set), by domain."""
-    ranks = sets[number]
-    if not len(ranks):
-        return []
-    domains = domain_of[ranks]
-    if (domains == domains[0]).all():
-        return [(int(domains[0]), number)]
-    order = np.argsort(domains, kind="stable")
-    ranks, domains = ranks[order], domains[order]
-    cuts = [0, *(np.flatnonzero(domains[1:] != domains[:-1]) + 1).tolist(), len(ranks)]
-    return [(int(domains[a]), sets.number(ranks[a:b])) for a, b in itertools.pairwise(cuts)]
+def _by_domain(sets: RankSets, numbers: Ints, domain_of: Ints) -> tuple[Ints, Ints, Ints]:
+    """The parts of some rank sets that lie in each domain.
+
+    Returns:
+        Where the parts of each set start (and end), and the domain and the rank set of each part.
+    """
+    row, ranks = sets.table().members(numbers)
+    order = np.lexsort((domain_of[ranks], row))
+    ranks, domains = ranks[order], domain_of[ranks[order]]
+    new = np.append(True, (row[1:] != row[:-1]) | (domains[1:] != domains[:-1]))[: len(row)]
+    opens = np.flatnonzero(new)
+    counts = np.diff(np.append(opens, len(row)))
+    parts = np.bincount(row[opens], minlength=len(numbers))
+    group = numbers[row[opens]]  # of a set that is in one domain as a whole
+    cut = parts[row[opens]] > 1
+    group[cut] = sets.numbers(ranks[np.repeat(cut, counts)], counts[cut])
+    return np.append(0, np.cumsum(parts)), domains[opens], group
 
 
 def _spread_within_domains(bundles: Bundles, topology: Topology, sites: _Sites) -> _Sites:
@@ -108,8 +109,8 @@ def _spread_within_domains(bundles: Bundles, topology: Topology, sites: _Sites) 
     split = ~sites.network & calm[domain[table.flat[table.first[sites.group]]]]
     split |= ~sites.network & (table.counts[sites.group] <= table.counts[sites.senders])
     singles = np.zeros(world, np.int64)
-    for rank in np.unique(table.members(sites.group[split])[1]).tolist():
-        singles[rank] = bundles.sets.number(np.array([rank], np.int64))
+    alone = np.unique(table.members(sites.group[split])[1])
+    singles[alone] = bundles.sets.numbers(alone, np.ones_like(alone))
     row, k = expand(np.where(split, table.counts[sites.group], 1))
     group = sites.group[row]
     alone = singles[table.flat[np.minimum(table.first[group] + k, len(table.flat) - 1)]]

@@ -32,6 +32,18 @@ class RankSets:
             self._sets.append(ranks)
         return found
 
+    def numbers(self, flat: Ints, counts: Ints) -> Ints:
+        """The numbers of many sets, given end to end with as many ranks each as `counts` says."""
+        stops = np.cumsum(counts)
+        raw, width = flat.tobytes(), flat.itemsize
+        found = []
+        for start, stop in zip((stops - counts).tolist(), stops.tolist(), strict=True):
+            number = self._numbers.setdefault(raw[start * width : stop * width], len(self._sets))
+            if number == len(self._sets):
+                self._sets.append(flat[start:stop])
+            found.append(number)
+        return np.array(found, np.int64)
+
     def table(self) -> RankTable:
         """All sets so far as arrays."""
         if self._table is None or len(self._table.counts) != len(self._sets):

@@ -9,14 +9,13 @@ from nccl_m2n.layout.intervals import Ints, expand
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.tapes import ALIGN
 
-# Rounds for each network hop of the longest route. A pipeline of R rounds and h hops takes
-# (R + h - 1) / R of the time that the bytes need, so 32 a hop leaves some 3 % at most.
-ROUNDS_PER_HOP = 32
-# With a single hop nothing waits for the network but the first pack and the last unpack.
+# Rounds for each network hop of the longest route. A pipeline of R rounds and h network hops takes
+# (R + h - 1) / R of the time that the bytes need: 24 a hop leave 4 % at most, and launch little.
+ROUNDS_PER_HOP = 24
+MIN_ROUND_BYTES = 1 << 20  # for the busiest rank; with less a round's launches would show
+# With a single hop nothing waits for the network but the first pack and the last unpack, and these are fast.
 ROUNDS_SINGLE_HOP = 8
-# A round costs launches on every rank; with fewer bytes than this for the busiest rank they would show.
-MIN_ROUND_BYTES = 1 << 20
-MIN_ROUND_BYTES_SINGLE_HOP = 8 << 20
+MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
 CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
@@ -38,7 +37,7 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     longest = int(size.max())
     sent, received, staged = _loads(routes, world)
     rounds = _wanted_rounds(hops, int(max(sent.max(), received.max())))
-    chunk = -(-longest // rounds) if chunk_bytes is None else chunk_bytes
+    chunk = -(-longest // (rounds * ALIGN)) * ALIGN if chunk_bytes is None else chunk_bytes
     most = 2 * int(staged.max())
     if most <= staging_bytes // 2:  # even a single round fits
         return _set_chunks(routes, world, size, chunk)

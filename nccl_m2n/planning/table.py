@@ -13,7 +13,7 @@ from nccl_m2n.layout.mesh import short_ranks
 if TYPE_CHECKING:
     from nccl_m2n.planning.plan import Plan
 
-MAX_COMPARED_HOPS = 500_000  # more would make printing slower than planning
+MAX_COMPARED_HOPS = 50_000  # of some hundred messages each: more would make printing slower than planning
 
 
 def bytes_text(amount: float) -> str:

@@ -60,12 +60,14 @@ def _cut_shared(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> tuple
     length = np.diff(np.append(base, stop[-1:]))
     tape, member = expand(table.counts[used])
     count = table.counts[used]
-    cut = _snap(base[tape] + _even(length[tape], count[tape], member), start, stop)
+    short = length < MIN_FLOW * count
+    unit = np.where(short, MIN_FLOW, ALIGN)[tape]
+    cut = _snap(base[tape] + _even(length[tape], count[tape], member), start, stop, unit)
     cut = np.where(member == 0, base[tape], cut)
     until = np.append(cut[1:], stop[-1:])
     until = np.where(member == count[tape] - 1, (base + length)[tape], until)
     # Tapes too short to be cut for everyone start at another member each, lest all fall on the first.
-    turn = np.where(length < MIN_FLOW * count, np.arange(len(used)) % np.maximum(count, 1), 0)
+    turn = np.where(short, np.arange(len(used)) % np.maximum(count, 1), 0)
     rank = table.flat[table.first[used][tape] + (member + turn[tape]) % count[tape]]
     some = cut < until
     row, share, a, _ = overlaps(cut[some], until[some], start, stop)
@@ -77,12 +79,12 @@ def _even(length: Ints, count: Ints, member: Ints) -> Ints:
     return length // count * member + length % count * member // count
 
 
-def _snap(cut: Ints, start: Ints, stop: Ints) -> Ints:
-    """Move cuts to multiples of `ALIGN` in their row, and onto row ends nearer than `MIN_FLOW`."""
+def _snap(cut: Ints, start: Ints, stop: Ints, unit: Ints) -> Ints:
+    """Move cuts to multiples of `unit` in their row, and onto row ends nearer than `MIN_FLOW`."""
     row = np.minimum(np.searchsorted(stop, cut, side="right"), len(stop) - 1)
     within = cut - start[row]
     near_start, near_stop = within < MIN_FLOW, stop[row] - cut < MIN_FLOW
     low = within <= stop[row] - cut
-    snapped = start[row] + within // ALIGN * ALIGN
+    snapped = start[row] + within // unit * unit
     snapped = np.where(near_stop & ~(near_start & low), stop[row], snapped)
     return np.where(near_start & (low | ~near_stop), start[row], snapped)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from nccl_m2n.dtypes import dtype_name, is_float, item_size, narrower
@@ -73,12 +72,12 @@ class Transfer:
         """The global shape, in elements."""
         return self.source.shape
 
-    @cached_property
+    @property
     def wire_dtype(self) -> str:
         """Element type that crosses the wire."""
         return narrower(self.dtype, self.destination_dtype)
 
-    @cached_property
+    @property
     def wire_size(self) -> int:
         """Bytes of one element on the wire."""
         return item_size(self.wire_dtype)

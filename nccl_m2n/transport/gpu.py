@@ -18,7 +18,7 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise TransportError(
-            f"CuPy is not available ({error}): pip install 'nccl_m2n[cu13]', or cu12 for CUDA 12"
+            f"CuPy is not available ({error}): pip install 'nccl_m2n[cuda12]', or cuda13 for CUDA 13"
         ) from None
     return cupy
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,11 @@ from nccl_m2n.transport.base import Message, PreparedRound, Transport
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-EAGER_POLLS = 200  # tests of a request before the first sleep
-LONGEST_SLEEP = 200e-6  # seconds; ranks may be more than cores, and one that spins keeps its peer waiting
+# Ranks may be more than cores, and one that spins keeps its peer waiting: after some tests of its requests,
+# each of which offers the core to others, a rank sleeps in between. Messages move on only within the tests,
+# so it never sleeps for long.
+EAGER_POLLS = 50
+SLEEPS = 20e-6, 100e-6  # seconds, the first and the longest
 
 
 class MpiTransport(Transport):
@@ -81,16 +85,19 @@ class MpiTransport(Transport):
     def _wait(self, requests: Sequence[Any], deadline: float | None) -> None:
         """Test until all requests are done, sleeping more and more in between."""
         testall: Callable[[Sequence[Any]], bool] = self._mpi.Request.Testall
-        polls, pause = 0, 1e-6
+        polls, (pause, longest) = 0, SLEEPS
         while not testall(requests):
             if deadline is not None and time.monotonic() > deadline:
                 raise TransferTimeout(
-                    f"rank {self.rank}: messages were still under way at the time limit; a peer may be gone or late"
+                    f"rank {self.rank}: messages were still under way at the time limit; "
+                    "a peer may be gone or late"
                 )
             polls += 1
-            time.sleep(0.0 if polls < EAGER_POLLS else pause)
-            if polls >= EAGER_POLLS:
-                pause = min(pause * 2, LONGEST_SLEEP)
+            if polls < EAGER_POLLS:
+                os.sched_yield()
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
 
     def abort(self) -> None:
         """Stop using the communicator. Requests under way are left to MPI, which cannot recall them."""

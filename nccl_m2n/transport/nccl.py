@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU memory over NCCL, through nccl4py's low-level calls on prepared integers.
-
-The only module that imports `nccl`. It stays below `nccl.core` on purpose: there a send costs about ten
-times as much host time, a strided view is sent as if it were contiguous, and a group whose body raises is
-launched half recorded, which hangs the peers.
-"""
+"""GPU memory over NCCL: communicators, however they come about, and groups prepared on them."""
 
 from __future__ import annotations
 
@@ -16,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from nccl_m2n.errors import TransferTimeout, TransportError
-from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound, Transport
+from nccl_m2n.transport.base import DeviceBuffer, Message, Transport
 from nccl_m2n.transport.deadline import poll, run_within
 from nccl_m2n.transport.gpu import device_count, import_cupy
 from nccl_m2n.transport.nccl_domains import domain_label
 from nccl_m2n.transport.nccl_exchange import DeviceExchange
+from nccl_m2n.transport.nccl_group import PreparedGroup
+from nccl_m2n.transport.nccl_library import checked, nccl_bindings, settle
 from nccl_m2n.transport.rendezvous import Rendezvous
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -124,13 +121,13 @@ class NcclTransport(Transport):
                 bindings.comm_init_rank_scalable, size, rank, 1, bytearray(identifier), config.ptr
             )
         what = f"NCCL's start-up on rank {rank} of {size}"
-        _settle(bindings, parent, timeout, what)
+        settle(bindings, parent, timeout, what)
         # Only start-up is to be non-blocking: there every group costs a thread and a wait for it, some
         # 80 µs more than in a blocking child, which shares the parent's connections.
         config = bindings.Config()
         config.blocking, config.split_share = 1, 1
         child = checked(bindings.comm_split, parent, 0, rank, config.ptr)
-        _settle(bindings, parent, timeout, what)
+        settle(bindings, parent, timeout, what)
         transport = cls.__new__(cls)
         transport._set_up({rank: child}, exchange, timeout, owned=True, keep=keep, parent=parent)
         return transport
@@ -173,7 +170,7 @@ class NcclTransport(Transport):
         return self._exchange(messages[self.local_ranks[0]])
 
     def prepare(self, messages: Sequence[Message]) -> PreparedGroup:
-        """One NCCL group of the messages of all local ranks, whose buffers are `DeviceBuffer`s."""
+        """One NCCL group of the messages of all local ranks, each buffer a `DeviceBuffer`."""
         self._require_open()
         bindings = self._bindings
         calls: dict[int, list[tuple[Any, ...]]] = {}
@@ -190,6 +187,11 @@ class NcclTransport(Transport):
             rank: domain_label(self._bindings, handle, self.devices[rank])
             for rank, handle in self._communicators.items()
         }
+
+    def communicator(self, rank: int) -> Any:
+        """The low-level handle of a local rank's communicator."""
+        self._require_open()
+        return self._communicators[rank]
 
     def connect(self, pairs: Iterable[tuple[int, int, bool]]) -> None:
         """Set up NCCL's connections to peers now, within the time limit, rather than in the first round.
@@ -308,109 +310,5 @@ class NcclTransport(Transport):
             raise TransportError("this transport is closed or was aborted: make a new one")
 
 
-class PreparedGroup(PreparedRound):
-    """One NCCL group on prepared integers. Made by `NcclTransport.prepare`."""
-
-    def __init__(
-        self, transport: NcclTransport, calls: Sequence[tuple[int, Any, list[tuple[Any, ...]]]]
-    ) -> None:
-        self._transport, self._calls = transport, list(calls)
-        self._byte = int(transport._bindings.DataType.Int8)
-
-    def start(self, stream: Mapping[int, int] | None = None) -> None:
-        """Enqueue the group.
-
-        Args:
-            stream: For each local rank the ``cudaStream_t`` that its messages go on. Several ranks of a
-                process must not share one: each one's kernel waits for the others'.
-
-        Raises:
-            TransportError: If NCCL refuses; the communicators are aborted, since half a group may be on
-                its way.
-        """
-        if not self._calls:
-            return
-        transport, byte = self._transport, self._byte
-        transport._require_open()
-        streams = stream or {}
-        by_rank = [(calls, handle, streams[rank]) for rank, handle, calls in self._calls]
-        bindings = transport._bindings
-        bindings.group_start()
-        try:
-            for calls, handle, on in by_rank:
-                for call, pointer, count, peer in calls:
-                    call(pointer, count, byte, peer, handle, on)
-        except BaseException as error:
-            _leave_group(bindings)
-            transport.abort()
-            raise _failed(error) from error
-        try:
-            bindings.group_end()
-        except BaseException as error:
-            transport.abort()
-            raise _failed(error) from error
-
-    def finish(self, deadline: float | None = None) -> None:
-        """Nothing: the stream waits."""
-
-
 def _text(ranks: Sequence[int]) -> str:
     return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-
-
-def _settle(bindings: Any, handle: Any, timeout: float, what: str) -> None:
-    """Wait until a non-blocking communicator has done what it was asked; abort it if it does not."""
-
-    def settled() -> bool:
-        state = bindings.comm_get_async_error(handle)
-        if state == bindings.Result.InProgress:
-            return False
-        if state != bindings.Result.Success:
-            text = f"{bindings.get_error_string(state)}; last error: {bindings.get_last_error(handle)}"
-            bindings.comm_abort(handle)
-            raise TransportError(f"{what} failed: {text}")
-        return True
-
-    if not poll(settled, time.monotonic() + timeout):
-        bindings.comm_abort(handle)
-        raise TransferTimeout(f"{what} took longer than {timeout:g} s: not all ranks came")
-
-
-def _leave_group(bindings: Any) -> None:
-    try:
-        bindings.group_end()
-    except bindings.NCCLError:  # it repeats the error that is being raised
-        pass
-
-
-def _failed(error: BaseException) -> BaseException:
-    return (
-        TransportError(f"NCCL refused a group of messages: {error}")
-        if isinstance(error, Exception)
-        else error
-    )
-
-
-def nccl_bindings() -> Any:
-    """nccl4py's low-level module.
-
-    Raises:
-        TransportError: If it, or NCCL itself, cannot be loaded.
-    """
-    try:
-        from nccl.bindings import nccl
-
-        nccl.get_version()  # loads the library, which the import alone does not
-    except (ImportError, RuntimeError) as error:
-        raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cu13]' (or cu12), which brings nccl4py and CuPy"
-        ) from None
-    return nccl
-
-
-def checked(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a binding; its errors become `TransportError` with a hint."""
-    try:
-        return call(*arguments)
-    except nccl_bindings().NCCLError as error:
-        raise TransportError(f"{call.__name__} failed: {error}. NCCL_DEBUG=WARN tells more") from None

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model is meant: its parameters, its rules, and its weights where it has any."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccl_m2n.errors import CommandError
+from nccl_m2n.refit import Manifest, Rule, load_rules, rules_for
+from nccl_m2n.refit.checkpoint import Checkpoint, find_in_directory
+from nccl_m2n.refit.installed import PACKAGES, installed_checkpoint
+from nccl_m2n.refit.models.catalogue import SHIPPED
+
+_FIRST_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of a parameter's name: its layer
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as the commands know it."""
+
+    manifest: Manifest
+    rules: tuple[Rule, ...]
+    checkpoint: Checkpoint | None  # None where there is no data
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.manifest.label
+
+
+def find_model(arguments: argparse.Namespace, data: bool) -> Model:
+    """The model that the arguments name.
+
+    Args:
+        arguments: With `model`, `rules` and `layers`.
+        data: Whether a model that an installed package carries must be installed.
+
+    Raises:
+        CommandError: If there is no such model, its files are damaged, or its rules are.
+    """
+    path = _path_of(arguments.model, data)
+    checkpoint = None
+    if path is None:
+        manifest = _named(arguments.model)
+    elif path.name.endswith((".safetensors", ".index.json")):
+        checkpoint = Checkpoint.open(path)
+        manifest = checkpoint.manifest
+    else:
+        manifest = Manifest.from_config(path)
+    if not manifest:
+        raise CommandError(f"{arguments.model} holds no tensors")
+    if checkpoint is not None and not Path(arguments.model).exists():
+        manifest = Manifest(
+            manifest, arguments.model, manifest.config
+        )  # known by its name, not by its file's
+    if arguments.layers is not None:
+        manifest = first_layers(manifest, arguments.layers, checkpoint is None)
+    rules = load_rules(arguments.rules) if arguments.rules else rules_for(manifest)
+    return Model(manifest, rules, checkpoint)
+
+
+def _path_of(text: str, data: bool) -> Path | None:
+    path = Path(text)
+    if not path.exists():
+        try:
+            found = installed_checkpoint(text)
+        except CommandError:
+            if data or text.startswith("package:"):
+                raise
+            return None  # planned by its shipped description
+        if found is None and (path.suffix in (".safetensors", ".json") or path.is_absolute()):
+            raise CommandError(f"there is no file {text}")
+        return found
+    return find_in_directory(path) if path.is_dir() else path
+
+
+def _named(text: str) -> Manifest:
+    try:
+        return Manifest.named(text)
+    except CommandError:
+        known = ", ".join(dict.fromkeys([*SHIPPED, *PACKAGES]))
+        raise CommandError(
+            f"there is no file, folder or shipped model named {text!r}; shipped are {known}; for another "
+            "give the path of its .safetensors file or config.json"
+        ) from None
+
+
+def first_layers(manifest: Manifest, layers: int, described: bool) -> Manifest:
+    """The model cut to its first layers, with all that it has outside of layers.
+
+    Args:
+        manifest: The whole model.
+        layers: How many are kept.
+        described: Whether the configuration describes the tensors; else they are in a file.
+
+    Raises:
+        CommandError: If the model has fewer layers.
+    """
+    config: Mapping[str, Any] = manifest.config or {}
+    numbers = {name: _layer(name) for name in manifest}
+    has = int(config.get("num_hidden_layers") or max(numbers.values()) + 1)
+    if layers > has:
+        raise CommandError(f"--layers {layers}: {manifest.label} has {has} layers")
+    fewer = {**config, "num_hidden_layers": layers}
+    label = f"{manifest.label}, {layers} of {has} layers"
+    if described and config:
+        return Manifest(Manifest.from_config(fewer), label, fewer)
+    kept = {name: info for name, info in manifest.items() if numbers[name] < layers}
+    return Manifest(kept, label, fewer if config else None)
+
+
+def _layer(name: str) -> int:
+    found = _FIRST_NUMBER.search(name)
+    return int(found[1]) if found else -1

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`refit`: move a model's real bytes between two shardings, and verify every one where it arrives."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nccl_m2n.cli import transports
+from nccl_m2n.cli.meeting import Meeting, for_each, refused_together, together
+from nccl_m2n.cli.model import find_model
+from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, progress, publish
+from nccl_m2n.cli.problem import Problem
+from nccl_m2n.cli.shards import Shards
+from nccl_m2n.cli.verify import wrong_bytes
+from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
+from nccl_m2n.errors import VerificationError
+from nccl_m2n.planning import Plan
+from nccl_m2n.transport import Transport
+
+CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
+
+
+@dataclass
+class Refitting:
+    """One refit under way; the steps in the order in which they are taken."""
+
+    arguments: argparse.Namespace
+    problem: Problem
+    weights: Weights
+    transport: Transport
+    carrier: str  # what the transport is called
+    plan: Plan
+    domains_from: str
+    seconds: dict[str, float] = field(default_factory=dict)  # by step, of this process
+    moves: list[float] = field(default_factory=list)  # seconds of each move, its slowest rank's
+    verified: int = 0  # bytes, all ranks together
+
+    def __post_init__(self) -> None:
+        devices = getattr(self.transport, "devices", {})
+        transfers, self.shown = self.plan.transfers, 0 in self.transport.local_ranks
+        self.sources = {
+            rank: Shards(((t.name, t.source, t.dtype) for t in transfers), rank, devices.get(rank))
+            for rank in self.transport.local_ranks
+        }
+        self.destinations = {
+            rank: Shards(((t.name, t.destination, t.dtype) for t in transfers), rank, devices.get(rank))
+            for rank in self.transport.local_ranks
+        }
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that this process's arrays take."""
+        if self.transport.memory == "device":
+            return 0
+        return sum(s.allocated for side in (self.sources, self.destinations) for s in side.values())
+
+    def read(self) -> None:
+        """Every source rank reads what it holds, and nothing else. Collective."""
+
+        def read(rank: int) -> None:
+            self.destinations[rank].allocate()
+            mine = self.sources[rank]
+            mine.allocate()
+            for name in progress(mine, len(mine), f"read {rank}", self.shown):
+                mine.fill(name, self.weights)
+
+        self._timed("read", lambda: for_each(self.transport, read))
+
+    def move(self) -> None:
+        """Bind and run, as often as asked. Collective."""
+        several = len(self.transport.local_ranks) > 1
+        given = [_arrays(side, several) for side in (self.sources, self.destinations)]
+        bound = self._timed(
+            "bind", lambda: refused_together(self.transport, lambda: self.plan.bind(self.transport, *given))
+        )
+        with bound:
+            for _ in progress(range(self.arguments.steps), self.arguments.steps, "move", self.shown):
+                for shards in self.destinations.values():
+                    shards.poison()
+                self._slowest(0.0)  # all ranks start together
+                began = time.perf_counter()
+                bound.run()
+                bound.wait(self.arguments.timeout)
+                self.moves.append(self._slowest(time.perf_counter() - began))
+
+    def verify(self) -> None:
+        """Compare every destination byte with where it came from. Collective.
+
+        Raises:
+            RefusedError: With status 1, naming what is wrong.
+        """
+
+        def verify(rank: int) -> int:
+            shards = self.destinations[rank]
+            for name in progress(shards, len(shards), f"verify {rank}", self.shown):
+                wrong = wrong_bytes(self.weights, name, shards.layouts[name], rank, shards.read(name))
+                if wrong:
+                    raise VerificationError(
+                        f"tensor {name!r}: {wrong} bytes differ from {self.weights.label}"
+                    )
+            return shards.nbytes
+
+        done = self._timed("verify", lambda: for_each(self.transport, verify))
+        payload = {rank: struct.pack("<q", count) for rank, count in done.items()}
+        self.verified = sum(struct.unpack("<q", said)[0] for said in self.transport.exchange(payload))
+
+    def _timed(self, step: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = work()
+        self.seconds[step] = time.perf_counter() - began
+        return result
+
+    def _slowest(self, seconds: float) -> float:
+        """The largest of all ranks' numbers. Collective."""
+        payload = dict.fromkeys(self.transport.local_ranks, struct.pack("<d", seconds))
+        return max(struct.unpack("<d", said)[0] for said in self.transport.exchange(payload))
+
+
+def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
+    """Carry out the command. Collective."""
+
+    def pose() -> tuple[Problem, Weights]:
+        check_writable(arguments.json)
+        model = find_model(arguments, data=not arguments.made_up)
+        problem = Problem.of(arguments, model)
+        problem.transfers  # noqa: B018 - what cannot be divided is refused here
+        if model.checkpoint is None or arguments.made_up:
+            return problem, MadeUpWeights(model.manifest)
+        return problem, StoredWeights(model.checkpoint)
+
+    problem, weights = together(meeting, pose)
+    kind = transports.choose(arguments.transport, meeting, problem, arguments.ranks)
+    with transports.make(kind, meeting, problem, arguments.ranks) as transport:
+        found = transports.domains_found(transport) if arguments.domain is None else []
+        domain = arguments.domain
+        if domain is None and transport.memory == "host" and len(found) == 1 and problem.first:
+            domain = "sides"  # one machine's memory is no NVLink: plan as for the two machines it stands for
+        topology, domains_from = together(meeting, lambda: problem.topology(domain, found))
+        began = time.perf_counter()
+        plan = together(meeting, lambda: problem.plan(topology))
+        job = Refitting(arguments, problem, weights, transport, CARRIERS[kind], plan, domains_from)
+        job.seconds["plan"] = time.perf_counter() - began
+        transports.require_memory(meeting, job.host_bytes)
+        job.read()
+        job.move()
+        job.verify()
+        if meeting.rank == 0:
+            publish(_text(job), "refit", _data(job), arguments.json)
+
+
+def _arrays(side: dict[int, Shards], several: bool) -> dict[str, Any]:
+    """The arrays of one side as `Plan.bind` takes them: by name, and by rank where there are several."""
+    if not several:
+        return dict(next(iter(side.values())).views())
+    made: dict[str, dict[int, Any]] = {}
+    for rank, shards in side.items():
+        for name, view in shards.views().items():
+            made.setdefault(name, {})[rank] = view
+    return made
+
+
+def _data(job: Refitting) -> dict[str, Any]:
+    """The report as JSON data."""
+    manifest, median = job.problem.model.manifest, statistics.median(job.moves)
+    methods = methods_data(job.plan)
+    moved = sum(manifest[t.name].nbytes for t in job.plan.transfers)
+    return {
+        **job.problem.data(),
+        "weights": job.weights.label,
+        "transport": job.carrier,
+        "memory": job.transport.memory,
+        "ranks": job.problem.ranks,
+        "domains": [list(ranks) for ranks in job.plan.topology.domains],
+        "domains_from": job.domains_from,
+        "digest": job.plan.digest,
+        "methods": methods,
+        "reshard_share": moved / manifest.nbytes if manifest.nbytes else 1.0,
+        "seconds": median,
+        "seconds_of_each_step": job.moves,
+        "seconds_of_rank_0": job.seconds,
+        "model_gbytes_per_second": manifest.nbytes / median / 1e9,
+        "network_gbytes_per_second": methods["reshard"]["network_bytes"] / median / 1e9,
+        "verified_bytes": job.verified,
+        "wrong_bytes": 0,
+    }
+
+
+def _text(job: Refitting) -> str:
+    """The report for people."""
+    data, own = _data(job), job.seconds
+    model, reshard = data["model"], data["methods"]["reshard"]
+    bound = reshard["network_bytes_bound"]
+    conventional = data["methods"].get("gather_broadcast")
+    network = f"{reshard['network_bytes']:,} bytes, the least there can be is {bound:,}"
+    if conventional:
+        nic, theirs = reshard["busiest_nic_bytes"], conventional["busiest_nic_bytes"]
+        ratio = f", {theirs / nic:.2f} × as much" if nic else ""
+        busiest = f"{nic:,} bytes; gather+broadcast: {theirs:,}{ratio}"
+        network += f"; gather+broadcast: {conventional['network_bytes']:,}"
+    else:
+        busiest = f"{reshard['busiest_nic_bytes']:,} bytes"
+    median, spread = data["seconds"], data["seconds_of_each_step"]
+    rows = [
+        (
+            "tensors",
+            f"{model['tensors']:,}, {model['bytes']:,} bytes, {data['reshard_share']:.1%} of them by Reshard",
+        ),
+        ("network", network),
+        ("busiest NIC", busiest),
+        ("rounds", f"{reshard['rounds']:,}"),
+        ("messages", f"{reshard['messages']:,}"),
+        ("seconds", f"{median:.4f}, median of {len(spread)}: {np.min(spread):.4f} to {np.max(spread):.4f}"),
+        ("speed", f"{data['model_gbytes_per_second']:.2f} GB/s of model, GB = 1e9 bytes"),
+        ("before", f"plan {own['plan']:.3f} s, read {own['read']:.3f} s, bind {own['bind']:.3f} s"),
+        ("verified", f"{job.verified:,} bytes on the destination ranks, every one as in {job.weights.label}"),
+    ]
+    head = f"{job.problem.headline()}, by {job.carrier}, {job.transport.memory} memory"
+    return f"{head}\n{job.plan}\n({job.domains_from})\n\n{pairs_text(rows)}"

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NCCL's own collectives over some of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nccl_m2n.transport.nccl import NcclTransport, checked, nccl_bindings
+
+NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
+
+
+class Collectives:
+    """Communicators of some of the ranks, split off the transport's; collective over all of it."""
+
+    def __init__(self, transport: NcclTransport) -> None:
+        self.bindings, self.rank = nccl_bindings(), transport.local_ranks[0]
+        self._whole = transport.communicator(self.rank)
+        self._made: list[Any] = []
+
+    def split(self, ranks: Sequence[int]) -> Any:
+        """A communicator of `ranks`, in that order; None elsewhere."""
+        member = self.rank in ranks
+        key = list(ranks).index(self.rank) if member else 0
+        config = self.bindings.Config()
+        handle = checked(self.bindings.comm_split, self._whole, 0 if member else NO_COLOR, key, config.ptr)
+        if not member:
+            return None
+        self._made.append(handle)
+        return handle
+
+    def broadcast(self, handle: Any, array: Any, stream: Any) -> None:
+        """The first rank's `array` on all ranks."""
+        byte, at = int(self.bindings.DataType.Int8), array.data.ptr
+        checked(self.bindings.broadcast, at, at, array.nbytes, byte, 0, handle, stream.ptr)
+
+    def close(self) -> None:
+        """Destroy the communicators."""
+        for handle in self._made:
+            self.bindings.comm_destroy(handle)
+        self._made = []

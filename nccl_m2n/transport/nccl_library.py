@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nccl4py's low-level calls, and the errors they end in.
+
+The only module that imports `nccl`. It stays below `nccl.core` on purpose: there a send costs about ten
+times as much host time, a strided view is sent as if it were contiguous, and a group whose body raises is
+launched half recorded, which hangs the peers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.transport.deadline import poll
+
+
+def nccl_bindings() -> Any:
+    """nccl4py's low-level module.
+
+    Raises:
+        TransportError: If it, or NCCL itself, cannot be loaded.
+    """
+    try:
+        from nccl.bindings import nccl
+
+        nccl.get_version()  # loads the library, which the import alone does not
+    except (ImportError, RuntimeError) as error:
+        raise TransportError(
+            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), "
+            "which brings nccl4py and CuPy"
+        ) from None
+    return nccl
+
+
+def checked(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a binding; its errors become `TransportError` with a hint."""
+    try:
+        return call(*arguments)
+    except nccl_bindings().NCCLError as error:
+        raise TransportError(f"{call.__name__} failed: {error}. NCCL_DEBUG=WARN tells more") from None
+
+
+def settle(bindings: Any, handle: Any, timeout: float, what: str) -> None:
+    """Wait until a non-blocking communicator has done what it was asked; abort it if it does not."""
+
+    def settled() -> bool:
+        state = bindings.comm_get_async_error(handle)
+        if state == bindings.Result.InProgress:
+            return False
+        if state != bindings.Result.Success:
+            text = f"{bindings.get_error_string(state)}; last error: {bindings.get_last_error(handle)}"
+            bindings.comm_abort(handle)
+            raise TransportError(f"{what} failed: {text}")
+        return True
+
+    if not poll(settled, time.monotonic() + timeout):
+        bindings.comm_abort(handle)
+        raise TransferTimeout(f"{what} took longer than {timeout:g} s: not all ranks came")

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start the MPI processes of a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def mpiexec() -> str:
+    """The launcher that came with this Python's MPI, or the first on the path."""
+    found = shutil.which("mpiexec", path=sysconfig.get_path("scripts")) or shutil.which("mpiexec")
+    assert found, "no mpiexec: pip install -e '.[test]' brings one"
+    return found
+
+
+def run(processes: int, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """Run ``python …`` under MPI; whatever is left at the time limit, in seconds, is killed."""
+    command = [mpiexec(), "-n", str(processes), sys.executable, *arguments]
+    environment = os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "true", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        err += f"\nkilled after {limit} s"
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+class Results:
+    """What the cases of one table came to."""
+
+    def __init__(self, table: str, limit: float) -> None:
+        done = run(8, "-m", "tests.execution.mpi_worker", table, limit=limit)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+        self.wrong: dict[str, list[str]] = dict(map(json.loads, lines))
+        self.end = (
+            f"mpiexec ended with {done.returncode} after {len(self.wrong)} cases:\n{done.stderr[-3000:]}"
+        )
+
+    def check(self, name: str) -> None:
+        """Fail if that case went wrong on any rank, or never came to its end."""
+        assert name in self.wrong, self.end
+        assert self.wrong[name] == [], "\n".join(self.wrong[name])
