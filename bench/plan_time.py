@@ -2,9 +2,11 @@
 """How long planning takes, cold, on one core.
 
 Every repeat starts from nothing: meshes, layouts and transfers are made anew and all caches are empty, and
-all of that is counted. Imports are done before. Prints medians and minima, in milliseconds.
+all of that is counted. Imports are done before. Prints medians and minima, in milliseconds. Planning has one
+thread; where others use the machine too, its processor time (--cpu) tells what the wall clock would without
+them.
 
-    python bench/plan_time.py [--repeats 11] [--only TEXT] [--json FILE]
+    python bench/plan_time.py [--repeats 11] [--cpu] [--only TEXT] [--json FILE]
 """
 
 from __future__ import annotations
@@ -139,20 +141,20 @@ def cases() -> list[Case]:
     return made
 
 
-def measure(case: Case, repeats: int) -> Row:
+def measure(case: Case, repeats: int, clock: Callable[[], float]) -> Row:
     plans, programs, hops, blocks = [], [], 0, 0
     _ = case.topology.ranks, case.topology.domain_table, case.topology.rail_table  # a topology is made once
     for _ in range(repeats + 1):  # the first is a warm-up
         overlap.cache_clear()
         gc.collect()
-        start = time.perf_counter()
+        start = clock()
         made = plan(case.make(), case.topology)
-        planned = time.perf_counter()
+        planned = clock()
         times = []
         for rank in case.ranks:
-            begin = time.perf_counter()
+            begin = clock()
             program = made.program(rank)
-            times.append(time.perf_counter() - begin)
+            times.append(clock() - begin)
             blocks = max(blocks, len(program.blocks))
         plans.append(1e3 * (planned - start))
         programs.append(1e3 * max(times))
@@ -177,16 +179,19 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11, help="cold repeats, after one to warm up")
+    parser.add_argument("--cpu", action="store_true", help="count processor time, not the wall clock's")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--json", metavar="FILE", help="write all samples, in milliseconds")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # one core
-    rows = [measure(case, arguments.repeats) for case in cases() if arguments.only in case.name]
+    clock = time.process_time if arguments.cpu else time.perf_counter
+    rows = [measure(case, arguments.repeats, clock) for case in cases() if arguments.only in case.name]
     print(table(rows))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump({"schema": "nccl_m2n plan_time", "version": 1, "rows": list(map(asdict, rows))}, file)
+            head = {"schema": "nccl_m2n plan_time", "version": 1, "clock": clock.__name__}
+            json.dump(head | {"rows": list(map(asdict, rows))}, file)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from nccl_m2n.layout.intervals import Ints, expand
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.tapes import ALIGN
 
-# Rounds for each network hop of the longest route. A pipeline of R rounds and h network hops takes
-# (R + h - 1) / R of the time that the bytes need: 24 a hop leave 4 % at most, and launch little.
-ROUNDS_PER_HOP = 24
+# Chains of h crossings in R rounds take (R + h - 1) / R of the time that the bytes need: 24 each leave 4 % at most.
+ROUNDS_PER_CROSSING = 24
+# Where the network is crossed once, what the last round hands on within a domain is all that does not overlap.
+# So many rounds keep it below this part of the whole, taking NVLink to be so much faster than a NIC. More would
+# cost launches, and end as often with NICs idle until the slowest of a round's messages has come.
+HANDED_ON_LATE = 0.025
+NVLINK_PER_NIC = 9
+MIN_ROUNDS = 4
 MIN_ROUND_BYTES = 1 << 20  # for the busiest rank; with less a round's launches would show
 # With a single hop nothing waits for the network but the first pack and the last unpack, and these are fast.
 ROUNDS_SINGLE_HOP = 8
@@ -19,6 +26,7 @@ MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
 CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
+MIN_CHUNK = 64 << 10  # bytes; flows are not spread thinner than this for the sake of balance
 
 
 def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes: int) -> int:
@@ -30,60 +38,78 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
         chunk_bytes: Upper bound of a chunk, or None to choose.
         staging_bytes: What the busiest rank may use for staging, as far as 16-byte chunks allow.
     """
-    flows, hops = routes.flows, routes.hops
-    if not len(flows):
+    if not len(routes.flows):
         return 0
-    size = flows["stop"] - flows["start"]
-    longest = int(size.max())
-    sent, received, staged = _loads(routes, world)
-    rounds = _wanted_rounds(hops, int(max(sent.max(), received.max())))
-    chunk = -(-longest // (rounds * ALIGN)) * ALIGN if chunk_bytes is None else chunk_bytes
-    most = 2 * int(staged.max())
-    if most <= staging_bytes // 2:  # even a single round fits
-        return _set_chunks(routes, world, size, chunk)
-    chunk = min(chunk, longest * staging_bytes // most)
+    inside, crossing, staged = _loads(routes, world)
+    longest = int((routes.flows["stop"] - routes.flows["start"]).max())
+    rounds = (
+        _wanted_rounds(routes.hops, inside, crossing) if chunk_bytes is None else -(-longest // chunk_bytes)
+    )
+    rounds = max(rounds, -(-2 * staged // staging_bytes))
     while True:
-        rounds = _set_chunks(routes, world, size, chunk)
-        if chunk <= ALIGN or int(staging_by_rank(routes, world, rounds).max()) <= staging_bytes:
-            return rounds
-        chunk = chunk * 7 // 8
+        made = _set_chunks(routes, world, -(-longest // rounds))
+        # Where even a single round fits there is nothing to count.
+        if 4 * staged <= staging_bytes or longest <= rounds * ALIGN:
+            return made
+        if int(staging_by_rank(routes, world, made).max()) <= staging_bytes:
+            return made
+        rounds = rounds * 8 // 7 + 1
 
 
-def _wanted_rounds(hops: np.ndarray, busiest: int) -> int:
-    depth = int(hops["depth"].max())
-    network_hops = 1 + int(hops["depth"][hops["network"]].max(initial=0))
-    if not depth:
+def _wanted_rounds(hops: np.ndarray, inside: int, crossing: int) -> int:
+    """Rounds that keep all links busy; `inside` and `crossing`: most bytes of a rank within domains and between."""
+    busiest = max(inside, crossing)
+    if not int(hops["depth"].max()):
         return max(1, min(ROUNDS_SINGLE_HOP, busiest // MIN_ROUND_BYTES_SINGLE_HOP))
-    return max(1, min(ROUNDS_PER_HOP * network_hops, busiest // MIN_ROUND_BYTES))
+    crossings = 1 + int(hops["depth"][hops["network"]].max(initial=0))
+    if crossings > 1 or not crossing:
+        wanted = ROUNDS_PER_CROSSING * crossings
+    else:
+        late = inside / NVLINK_PER_NIC / crossing
+        wanted = min(ROUNDS_PER_CROSSING, max(MIN_ROUNDS, math.ceil(late / HANDED_ON_LATE)))
+    return max(1, min(wanted, busiest // MIN_ROUND_BYTES))
 
 
-def _loads(routes: Routes, world: int) -> tuple[Ints, Ints, Ints]:
-    """Bytes that each rank sends, receives, and passes through staging."""
+def _loads(routes: Routes, world: int) -> tuple[int, int, int]:
+    """Most bytes that a rank sends or receives within its domain, over the network, and passes through staging."""
+    flows, hops = routes.flows, routes.hops
+    size = (flows["stop"] - flows["start"])[hops["flow"]]
+    loads = np.zeros((4, world), np.int64)
+    for number, chosen in enumerate((~hops["network"], hops["network"])):
+        amount = np.where(chosen, size, 0)
+        np.add.at(loads[2 * number], hops["source"], amount)
+        np.add.at(loads[2 * number + 1], hops["destination"], amount)
+    staged = loads[1] + loads[3]
+    np.add.at(staged, flows["sender"], flows["stop"] - flows["start"])
+    return int(loads[:2].max()), int(loads[2:].max()), int(staged.max())
+
+
+def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
+    """Cut flows in chunks of about `chunk` bytes; return the rounds that it takes."""
     flows, hops = routes.flows, routes.hops
     size = flows["stop"] - flows["start"]
-    sent, received, packed = np.zeros((3, world), np.int64)
-    np.add.at(sent, hops["source"], size[hops["flow"]])
-    np.add.at(received, hops["destination"], size[hops["flow"]])
-    np.add.at(packed, flows["sender"], size)
-    return sent, received, packed + received
-
-
-def _set_chunks(routes: Routes, world: int, size: Ints, chunk: int) -> int:
-    flows, hops = routes.flows, routes.hops
-    flows["chunks"] = -(-size // max(chunk // ALIGN * ALIGN, ALIGN))  # cuts fall on multiples of ALIGN
+    largest = max(-(-chunk // ALIGN) * ALIGN, ALIGN)  # cuts fall on multiples of ALIGN
+    most = -(-int(size.max()) // largest)
+    # As many chunks as rounds, so that each round loads each NIC in proportion to its total; smaller flows less.
+    flows["chunks"] = np.minimum(np.maximum(-(-size // largest), size // MIN_CHUNK), most)
     messages = np.zeros(world, np.int64)
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
     rounds = max(int(flows["chunks"].max()), -(-int(messages.max()) // MAX_MESSAGES))
-    # Flows of few chunks start in different rounds: in each round a sender serves another receiver.
+    # Flows of few chunks take turns: in a round a sender serves one receiver and a receiver hears one sender.
     first = hops["destination"][np.searchsorted(hops["flow"], np.arange(len(flows)))]
-    order = np.lexsort((first, flows["sender"]))
-    pair = np.stack([flows["sender"], first])[:, order]
-    opens = np.flatnonzero(np.append(True, (pair[:, 1:] != pair[:, :-1]).any(axis=0)))
-    nth = np.empty(len(flows), np.int64)
-    nth[order] = expand(np.diff(np.append(opens, len(flows))))[1]
-    flows["phase"] = (flows["sender"] + first + nth) % rounds
+    turn = _ordinal(flows["sender"], first) + _ordinal(first, flows["sender"])
+    flows["phase"] = turn * flows["chunks"] % rounds
     return rounds
+
+
+def _ordinal(group: Ints, order: Ints) -> Ints:
+    """The place of each row among those of its group."""
+    sort = np.lexsort((order, group))
+    opens = np.flatnonzero(np.append(True, group[sort][1:] != group[sort][:-1]))
+    place = np.empty(len(group), np.int64)
+    place[sort] = expand(np.diff(np.append(opens, len(group))))[1]
+    return place
 
 
 def chunk_table(flows: np.ndarray, rounds: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -136,17 +162,21 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
 def _fullest_round(flows: np.ndarray, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
     """Bytes, by rank, of the fullest round when each flow passes its rank `late` rounds after its start."""
     late = np.broadcast_to(late, len(flows))
-    steady = flows["chunks"] == rounds - late.max(initial=0)  # a chunk in every round
+    first_hops = rounds - int(late.max(initial=0))
+    chunks = flows["chunks"]
     units = -(-(flows["stop"] - flows["start"]) // ALIGN)
+    largest = -(-units // chunks) * ALIGN  # bytes of a chunk, at most
+    steady = chunks == first_hops  # a chunk in every round
     base = np.zeros(world, np.int64)
-    np.add.at(base, rank[steady], (-(-units // flows["chunks"]) * ALIGN)[steady])
+    np.add.at(base, rank[steady], largest[steady])
     if steady.all():
         return base
     rest = np.flatnonzero(~steady)
     load = np.zeros(world * rounds)
-    total = int(flows["chunks"][rest].sum())
-    for part in np.array_split(rest, 1 + total // CHUNKS_AT_ONCE):
-        row, lo, hi, at = chunk_table(flows[part], rounds - int(late.max(initial=0)))
-        slot = rank[part][row] * rounds + at + late[part][row]
-        load += np.bincount(slot, -(-(hi - lo) // ALIGN) * ALIGN, minlength=world * rounds)
+    for some in np.array_split(rest, 1 + int(chunks[rest].sum()) // CHUNKS_AT_ONCE):
+        n = chunks[some]
+        j, first = expand(n)[1], rank[some] * rounds + late[some]
+        columns = (flows["phase"][some], n, first, largest[some])
+        phase, divisor, first, size = (np.repeat(column, n) for column in columns)
+        load += np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
     return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)
