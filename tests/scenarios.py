@@ -260,6 +260,7 @@ def _functional_matrix() -> Iterator[Scenario]:
     large = (3072, 6144)
     yield _one("large (0, 1)", layout(large, 0, (4, S0)), layout(large, 4, (4, S1)), "uint8")
     yield _one("large (0, 0), 2 B", layout(large, 0, (4, S0)), layout(large, 4, (2, S0)), "float16")
+    yield _one("large (1, 0), 4 B", layout(large, 0, (4, S1)), layout(large, 4, (4, S0)))
     yield _one("4,194,304 in a row", layout((4194304,), 0, (4, S0)), layout((4194304,), 4, (3, S0)), "uint8")
     yield _one("destination first", layout((576, 576), 4, (4, S0)), layout((576, 576), 0, (4, S1)))
     yield _one(

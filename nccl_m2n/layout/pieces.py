@@ -142,17 +142,21 @@ def _local_shape(
         ):
             raise LayoutError(f"expected pieces inside shape {shape}, got {piece} on rank {rank}")
         need = [max(n, o + e) for n, o, e in zip(need, piece.offset, piece.box.shape, strict=True)]
-    filled = [p for p in held if p.box.size]
-    local = box_partition(len(shape), {i: [_local_box(p)] for i, p in enumerate(filled)})
-    for sharers in local.holders:
-        if len(sharers) > 1:
-            a, b = (filled[i] for i in sharers[:2].tolist())
-            raise LayoutError(f"expected pieces of rank {rank} apart in its local array, got {a} over {b}")
+    if len(held) > 1:
+        _refuse_overlap(rank, len(shape), [p for p in held if p.box.size])
     if given is not None and (
         len(given) != len(need) or any(n > g for n, g in zip(need, given, strict=True))
     ):
         raise LayoutError(f"expected a local shape of at least {tuple(need)} on rank {rank}, got {given}")
     return tuple(need) if given is None else given
+
+
+def _refuse_overlap(rank: int, ndim: int, filled: Sequence[Piece]) -> None:
+    local = box_partition(ndim, {i: [_local_box(p)] for i, p in enumerate(filled)})
+    for sharers in local.holders:
+        if len(sharers) > 1:
+            a, b = (filled[i] for i in sharers[:2].tolist())
+            raise LayoutError(f"expected pieces of rank {rank} apart in its local array, got {a} over {b}")
 
 
 def _local_box(piece: Piece) -> Box:

@@ -70,7 +70,7 @@ def _local_ranges(split: Split, size: int, placement: Shard | StridedShard) -> t
     """Ranges of each coordinate's local array that each rank on a mesh axis of `size` takes."""
     parts = np.array([size])
     if isinstance(placement, StridedShard):
-        factor = placement.split_factor
+        factor = min(placement.split_factor, max(1, int(split.extents.max())))  # more chunks would be empty
         a, b = chunk_bounds(split.extents[:, None], factor, np.arange(factor))
     else:
         a, b = _segment_ranges(split, placement)

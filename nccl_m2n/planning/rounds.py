@@ -47,7 +47,8 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     )
     rounds = max(rounds, -(-2 * staged // staging_bytes))
     while True:
-        made = _set_chunks(routes, world, -(-longest // rounds))
+        chunk = -(-longest // (rounds * ALIGN)) * ALIGN
+        made = _set_chunks(routes, world, chunk if chunk_bytes is None else min(chunk, chunk_bytes))
         # Where even a single round fits there is nothing to count.
         if 4 * staged <= staging_bytes or longest <= rounds * ALIGN:
             return made
@@ -88,7 +89,7 @@ def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
     """Cut flows in chunks of about `chunk` bytes; return the rounds that it takes."""
     flows, hops = routes.flows, routes.hops
     size = flows["stop"] - flows["start"]
-    largest = max(-(-chunk // ALIGN) * ALIGN, ALIGN)  # cuts fall on multiples of ALIGN
+    largest = max(chunk // ALIGN * ALIGN, ALIGN)  # cuts fall on multiples of ALIGN
     most = -(-int(size.max()) // largest)
     # As many chunks as rounds, so that each round loads each NIC in proportion to its total; smaller flows less.
     flows["chunks"] = np.minimum(np.maximum(-(-size // largest), size // MIN_CHUNK), most)

@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable
 from typing import TypeAlias
 
-from mpi4py import MPI
-
 from nccl_m2n import MpiTransport
 from tests import bad_input, scenarios
 from tests.execution import reshard_cases
@@ -46,6 +44,8 @@ TABLES: dict[str, Callable[[], dict[str, Case]]] = {
 
 def main(table: str) -> None:
     warnings.simplefilter("error")
+    from mpi4py import MPI  # not above: pytest imports this module too, to look for doctests
+
     comm = MPI.COMM_WORLD
     with MpiTransport(comm) as transport:
         for name, case in TABLES[table]().items():

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
-
 from nccl_m2n import Layout, M2nError, Mesh, MpiTransport, Shard
 from nccl_m2n.execution.bound import Bound
 from tests import scenarios
@@ -33,6 +31,8 @@ def bind(transport: MpiTransport) -> Bound:
 
 def main(where: str, folder: str) -> None:
     """The last rank does not come to `where`: to bind, or to run."""
+    from mpi4py import MPI  # not above: pytest imports this module too, to look for doctests
+
     comm = MPI.COMM_WORLD
     silent = comm.rank == comm.size - 1
     transport = MpiTransport(comm, timeout=1.0 if where == "bind" else 60.0)

@@ -179,3 +179,9 @@ def test_negative_dimensions_count_from_the_end() -> None:
     assert Layout((4, 6), mesh, [Shard(-1)]) == Layout((4, 6), mesh, [Shard(1)])
     assert Layout((4, 6), mesh, [Shard(-2, segments=(1, 3))]).placements == (Shard(0, segments=(1, 3)),)
     assert Layout((4, 6), mesh, [StridedShard(-1, 3)]).placements == (StridedShard(1, 3),)
+
+
+def test_more_chunks_than_rows() -> None:
+    """Chunks beyond the last row are empty, however many there are said to be."""
+    layout = Layout((3,), Mesh([0, 1]), [StridedShard(0, split_factor=10**12)])
+    assert rows(layout) == [[(0, 3)], []]

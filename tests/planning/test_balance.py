@@ -84,3 +84,14 @@ def test_tiny_tensors_do_not_all_fall_on_one_rank() -> None:
     traffic = plan(tensors, Topology.regular(8, 4)).traffic()
     assert traffic.sent[:4].tolist() == [16 * 256] * 4
     assert traffic.received[4:].tolist() == [16 * 256] * 4
+
+
+def test_short_flows_are_spread_over_the_rounds_of_long_ones() -> None:
+    """One long flow takes 64 rounds; a short one to each of 63 other ranks goes in a round of its own."""
+    long = Transfer(layout((64 << 16,), 0, (1, R)), layout((64 << 16,), 1, (1, R)), "uint8", "long")
+    short = [
+        Transfer(layout((9,), 0, (1, R)), layout((9,), 2 + i, (1, R)), "uint8", f"{i}") for i in range(63)
+    ]
+    made = plan([long, *short], Topology.regular(65, 1), chunk_bytes=1 << 16)
+    assert made.rounds == 64
+    assert np.bincount(made.program(0).messages["round"]).max() <= 3

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nccl_m2n import Topology, Transfer, plan
+from nccl_m2n import Box, Layout, Mesh, Shard, Topology, Transfer, plan
 from tests import strategies
 from tests.planning import replay
+from tests.scenarios import SCENARIOS, Scenario
 
 METHODS = ["reshard", "direct", "gather_broadcast"]
 DTYPES = ["uint8", "int16", "float32", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "V3", "V48"]
@@ -41,7 +44,21 @@ def transfers(draw: st.DrawFn, universe: int = 24) -> list[Transfer]:
     return made
 
 
-@settings(max_examples=200)
+def row(*ranks: int) -> Layout:
+    """Four elements, sharded."""
+    return Layout((4,), Mesh(ranks), [Shard(0)])
+
+
+# Held twice by a source, which packed it twice.
+TWICE = Layout.from_pieces((4,), {0: [Box((0,), (4,)), Box((0,), (4,))]})
+# All that the root of gather+broadcast has, it needs itself: a flow without a hop.
+ROOTED = Layout.from_pieces((4,), {0: [Box((0,), (1,))], 1: [Box((1,), (4,))]})
+
+
+@settings(max_examples=120)
+@example([Transfer(TWICE, row(1, 2), "int16")], None, "reshard", None, 1)
+@example([Transfer(ROOTED, row(0), "int16")], None, "gather_broadcast", None, 1)
+@example([Transfer(row(0), row(0), "int16")], None, "gather_broadcast", 16, 1)
 @given(
     transfers(),
     topologies(),
@@ -51,3 +68,13 @@ def transfers(draw: st.DrawFn, universe: int = 24) -> list[Transfer]:
 )
 def test_any(made, topology, method, chunk_bytes, staging_bytes) -> None:
     replay.check(plan(made, topology, method=method, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes))
+
+
+SMALL = [s for s in SCENARIOS if sum(math.prod(t.source.shape) for t in s.tensors) <= 20000]
+
+
+@pytest.mark.parametrize("scenario", SMALL, ids=str)
+def test_scenario(scenario: Scenario) -> None:
+    """The scenarios of all transports, to the byte."""
+    replay.check(scenario.plan())
+    replay.check(scenario.plan(method="direct"))
