@@ -75,9 +75,7 @@ def vllm_side(
     return Side(states, parameters)
 
 
-def fsdp_side(
-    config: dict[str, Any], full: Arrays, shards: int, replicas: int, tp: int, start: int
-) -> Side:
+def fsdp_side(config: dict[str, Any], full: Arrays, shards: int, replicas: int, tp: int, start: int) -> Side:
     manifest = small.manifest_of(config)
     sides = Parallelism(tp=tp, fsdp=shards, dp=replicas)
     rows = {n: 1 for n in manifest if n.endswith(("o_proj.weight", "down_proj.weight"))}

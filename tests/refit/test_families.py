@@ -68,9 +68,7 @@ def side(family: str, spec: tuple[Any, ...], start: int) -> tuple[Side, dict[int
     for state in made.states.values():  # what Megatron has not is left out on both sides
         for name in [n for n in state if n.endswith("shared_head.head.weight")]:
             del state[name]
-    return made, {
-        rank: {name: a.copy() for name, a in state.items()} for rank, state in made.states.items()
-    }
+    return made, {rank: {name: a.copy() for name, a in state.items()} for rank, state in made.states.items()}
 
 
 @lru_cache(maxsize=8)
