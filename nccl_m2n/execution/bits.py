@@ -16,35 +16,39 @@ from nccl_m2n.execution.views import ArrayView
 CHUNK = 1 << 22  # elements hashed at once: their 64-bit copies take some 100 MB
 
 
-def bits(view: ArrayView, shape: Sequence[int], dtype: str) -> Any:
+def bits(view: ArrayView, shape: Sequence[int], dtypes: Sequence[str]) -> Any:
     """The elements that a view sees as unsigned integers, in its own memory (NumPy or CuPy) where possible.
 
     Args:
         view: Where they lie.
         shape: The shape wanted, if the view splits a dimension of it further.
-        dtype: The element type wanted; cast to it if the view has another.
+        dtypes: Element types to cast to, one after the other, where the view has another.
 
     Returns:
         Shape ``(*shape, units)``, where an element has one unit of at most 8 bytes, or several.
     """
+    plain = all(dtype == view.dtype for dtype in dtypes)
     if view.device:
         from nccl_m2n.execution.device_arrays import as_cupy, to_host
 
-        if view.dtype == dtype:
-            return _units(as_cupy(view).reshape(*shape, -1), item_size(dtype))
+        if plain:
+            return _units(as_cupy(view).reshape(*shape, -1), item_size(view.dtype))
         array = to_host(view)
     else:
         low, high = view.span
         raw = memory(low, high - low) if view.size else np.zeros(0, np.uint8)
         item = item_size(view.dtype)
         array = np.ndarray((*view.shape, item), np.uint8, raw, view.pointer - low, (*view.strides, 1))
-    array = (
-        np.ascontiguousarray(array.reshape(*shape, -1)) if view.dtype != dtype else array.reshape(*shape, -1)
-    )
-    if view.dtype != dtype and array.size:
-        cast = array.view(numpy_type(view.dtype))[..., 0].astype(numpy_type(dtype))
+    item = item_size(dtypes[-1])
+    if not view.size:
+        return _units(np.zeros((*shape, item), np.uint8), item)
+    array = array.reshape(*shape, -1)
+    if not plain:
+        cast = np.ascontiguousarray(array).view(numpy_type(view.dtype))[..., 0]
+        for dtype in dtypes:
+            cast = cast.astype(numpy_type(dtype))
         array = np.ascontiguousarray(cast)[..., None].view(np.uint8)
-    return _units(array, item_size(dtype))
+    return _units(array, item)
 
 
 def _units(array: Any, item: int) -> Any:

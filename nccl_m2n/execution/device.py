@@ -14,6 +14,7 @@ from typing import Any
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.kernels import CopyTables
 from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, Message
@@ -27,13 +28,21 @@ class DeviceExecutor:
         transport: An `NcclTransport`.
         tasks: For each local rank its program and its source and destination arrays.
         wire: What elements are on the wire.
+        staging: Where to take staging from; None allocates it.
     """
 
     def __init__(
-        self, transport: Any, tasks: Mapping[int, tuple[Program, Arrays, Arrays]], wire: Wire
+        self,
+        transport: Any,
+        tasks: Mapping[int, tuple[Program, Arrays, Arrays]],
+        wire: Wire,
+        staging: Staging | None = None,
     ) -> None:
         self._transport = transport
-        self._ranks = [_Rank(transport.devices[rank], *task, wire) for rank, task in sorted(tasks.items())]
+        self._staging: Staging | None = Staging(transport) if staging is None else staging
+        self._ranks = [
+            _Rank(transport.devices[rank], self._staging, *task, wire) for rank, task in sorted(tasks.items())
+        ]
         rounds = max((one.program.rounds for one in self._ranks), default=0)
         listed = [one.messages_by_round() for one in self._ranks]
         self._groups = [
@@ -129,7 +138,7 @@ class DeviceExecutor:
         for one in self._ranks:
             if self._ran:
                 one.finished.synchronize()
-        self._groups, self._ranks = [], []
+        self._groups, self._ranks, self._staging = [], [], None
 
     @contextmanager
     def _device_kept(self) -> Iterator[None]:
@@ -182,29 +191,28 @@ class _Rank:
     """One local rank: its staging, its tables, its two streams."""
 
     def __init__(
-        self, device: int, program: Program, sources: Arrays, destinations: Arrays, wire: Wire
+        self,
+        device: int,
+        staging: Staging,
+        program: Program,
+        sources: Arrays,
+        destinations: Arrays,
+        wire: Wire,
     ) -> None:
         cupy = import_cupy()
         self.device, self.program = device, program
         placement = place(program, sources, destinations, wire)
         with cupy.cuda.Device(device):
-            self._send_staging = cupy.cuda.alloc(2 * placement.send_slot_bytes)
-            self._receive_staging = cupy.cuda.alloc(2 * placement.receive_slot_bytes)
             self._own_main = cupy.cuda.Stream(non_blocking=True)
             self._side = cupy.cuda.Stream(non_blocking=True)
             self.forked, self._group_done, self._copies_done, self.finished = (
                 cupy.cuda.Event(disable_timing=True) for _ in range(4)
             )
         self.main = self._own_main
-        self.staging_bytes = 2 * (placement.send_slot_bytes + placement.receive_slot_bytes)
-        lowered = lower(
-            program,
-            placement,
-            sources,
-            destinations,
-            self._send_staging.ptr,
-            self._receive_staging.ptr,
-        )
+        self.staging_bytes = placement.staging_bytes
+        send = staging.take(program.rank, self.staging_bytes)
+        receive = send + 2 * placement.send_slot_bytes
+        lowered = lower(program, placement, sources, destinations, send, receive)
         self._address = lowered.address
         self.tables = CopyTables(lowered.launches, device)
         self._launches = self.tables.launches

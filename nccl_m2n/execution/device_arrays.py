@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_m2n.dtypes import item_size
+from nccl_m2n.dtypes import element_unit, item_size
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.transport.gpu import import_cupy
 
@@ -26,3 +26,13 @@ def as_cupy(view: ArrayView) -> Any:
 def to_host(view: ArrayView) -> Any:
     """A NumPy copy of the bytes that a view sees."""
     return import_cupy().asnumpy(as_cupy(view))
+
+
+def as_typed_cupy(view: ArrayView) -> Any:
+    """What a view sees with its element type; one that CuPy lacks is seen as unsigned integers of its size."""
+    cupy = import_cupy()
+    try:
+        kind = cupy.dtype(view.dtype)
+    except TypeError:
+        kind = cupy.dtype(f"u{element_unit(item_size(view.dtype))}")
+    return as_cupy(view).view(kind)[..., 0]

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.descriptors import Mask, Table
 from nccl_m2n.execution.formats import FORMATS
 from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
+from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
@@ -34,20 +36,27 @@ class HostExecutor:
         transport: Moves the messages.
         tasks: For each local rank its program and its arrays.
         wire: What elements are on the wire.
+        staging: Where to take staging from; None allocates it.
     """
 
     def __init__(
-        self, transport: Transport, tasks: Mapping[int, tuple[Program, Arrays, Arrays]], wire: Wire
+        self,
+        transport: Transport,
+        tasks: Mapping[int, tuple[Program, Arrays, Arrays]],
+        wire: Wire,
+        staging: Staging | None = None,
     ) -> None:
         self.staging_bytes = 0
-        self._staging: list[Bytes] = []
+        self._staging: Staging | None = Staging(transport) if staging is None else staging
         self._rounds: list[PreparedRound] = []
         self._copies: list[list[tuple[Bytes, Bytes]]] = []
+        self._moves: list[list[tuple[int, int, int]]] = []
         self._pending = False
-        made = {rank: self._lower(program, *arrays, wire) for rank, (program, *arrays) in tasks.items()}
+        made = {rank: self._lower(self._staging, rank, *task, wire) for rank, task in tasks.items()}
         count = max((program.rounds for program, _, _ in tasks.values()), default=0)
         for launch in range(count + 2):
             self._copies.append([pair for low in made.values() for pair in launch_copies(low, launch)])
+            self._moves.append([move for low in made.values() for move in launch_moves(low, launch)])
         by_round: list[list[Message]] = [[] for _ in range(count)]
         for rank, (program, _, _) in tasks.items():
             address, size = made[rank].address, program.blocks["bytes"]
@@ -55,14 +64,20 @@ class HostExecutor:
                 by_round[at].append(Message(rank, peer, send, memory(int(address[block]), int(size[block]))))
         self._rounds = [transport.prepare(messages) for messages in by_round]
 
-    def _lower(self, program: Program, sources: Arrays, destinations: Arrays, wire: Wire) -> Lowered:
+    def _lower(
+        self,
+        staging: Staging,
+        rank: int,
+        program: Program,
+        sources: Arrays,
+        destinations: Arrays,
+        wire: Wire,
+    ) -> Lowered:
         placement = place(program, sources, destinations, wire, alignment=1)
-        slots = [placement.send_slot_bytes, placement.receive_slot_bytes]
-        staging = [np.empty(2 * slot + 64, np.uint8) for slot in slots]
-        self.staging_bytes += sum(2 * slot for slot in slots)
-        self._staging += staging
-        start = [-(-buffer.ctypes.data // 64) * 64 for buffer in staging]
-        return lower(program, placement, sources, destinations, *start)
+        self.staging_bytes += placement.staging_bytes
+        send = staging.take(rank, placement.staging_bytes)
+        receive = send + 2 * placement.send_slot_bytes
+        return lower(program, placement, sources, destinations, send, receive)
 
     def connect(self) -> None:
         """Nothing: host transports are connected when they are made."""
@@ -74,7 +89,7 @@ class HostExecutor:
         """End the last run, pack the first round and start its messages; `finish` does the rest."""
         self.finish(time.monotonic() + DEFAULT_TIMEOUT)
         self._pending = True
-        _copy(self._copies[0])
+        self._launch(0)
         if self._rounds:
             self._rounds[0].start()
 
@@ -83,13 +98,19 @@ class HostExecutor:
         if not self._pending:
             return
         for x, under_way in enumerate(self._rounds):
-            _copy(self._copies[x + 1])
+            self._launch(x + 1)
             under_way.finish(deadline)
             if x + 1 < len(self._rounds):
                 self._rounds[x + 1].start()
-        for copies in self._copies[len(self._rounds) + 1 :]:
-            _copy(copies)
+        for launch in range(len(self._rounds) + 1, len(self._copies)):
+            self._launch(launch)
         self._pending = False
+
+    def _launch(self, launch: int) -> None:
+        for destination, source, nbytes in self._moves[launch]:
+            ctypes.memmove(destination, source, nbytes)
+        for to, array in self._copies[launch]:
+            np.copyto(to, array, casting="unsafe")
 
     def close(self) -> None:
         """Release requests and staging."""
@@ -99,12 +120,7 @@ class HostExecutor:
             )
         for each in self._rounds:
             each.close()
-        self._rounds, self._copies, self._staging = [], [], []
-
-
-def _copy(copies: Sequence[tuple[Bytes, Bytes]]) -> None:
-    for destination, source in copies:
-        np.copyto(destination, source, casting="unsafe")
+        self._rounds, self._copies, self._staging = [], [], None
 
 
 def memory(address: int, size: int) -> Bytes:
@@ -112,10 +128,29 @@ def memory(address: int, size: int) -> Bytes:
     return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
 
 
+def launch_moves(low: Lowered, launch: int) -> list[tuple[int, int, int]]:
+    """(destination, source, bytes) of those of one launch's copies that are contiguous on both sides."""
+    copies = _rows(low, launch)
+    copies = copies[_contiguous(copies)]
+    unit, first = copies["source_unit"], copies["start"]
+    columns = (copies["destination"] + first * unit, copies["source"] + first * unit)
+    return list(zip(*(c.tolist() for c in (*columns, (copies["stop"] - first) * unit)), strict=True))
+
+
+def _rows(low: Lowered, launch: int) -> Table:
+    bounds = low.launches.bounds
+    return low.launches.copies[bounds[launch] : bounds[launch + 1]]
+
+
+def _contiguous(copies: Table) -> Mask:
+    return (copies["cast"] == 0) & (copies["extent"] == 1).all(axis=1)
+
+
 def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
-    """(destination, source) views of one launch's copies."""
-    bounds, pairs = low.launches.bounds, []
-    for row in low.launches.copies[bounds[launch] : bounds[launch + 1]]:
+    """(destination, source) views of the others."""
+    pairs = []
+    copies = _rows(low, launch)
+    for row in copies[~_contiguous(copies)]:
         extent = (*row["extent"][::-1].tolist(), int(row["run"]))
         types = _types(int(row["cast"]), int(row["source_unit"]), int(row["destination_unit"]))
         sides = [

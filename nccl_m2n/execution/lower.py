@@ -40,11 +40,13 @@ class Arrays:
             items: Bytes of an element, for each transfer.
             formats: Number of the element's format, for each transfer.
         """
-        address = np.array([0 if view is None else view.pointer for view in views], np.int64)
+        address = np.zeros(len(views), np.int64)
         stride = np.zeros((len(views), DIMENSIONS), np.int64)
-        for row, view in zip(stride, views, strict=True):
-            if view is not None and view.strides:
-                row[-len(view.strides) :] = view.strides
+        held = [(row, view) for row, view in enumerate(views) if view is not None]
+        if held:
+            rows = np.array([row for row, _ in held])
+            address[rows] = [view.pointer for _, view in held]
+            stride[rows] = [(*[0] * (DIMENSIONS - len(v.strides)), *v.strides) for _, v in held]
         return cls(address, stride, items, formats)
 
     def boxes(self, cells: Table) -> Boxes:
@@ -77,6 +79,11 @@ class Placement:
     receive_slot_bytes: int
     copies: Table  # `COPY`, one row a part: user's side in place, staging side relative to the block
     block: Ints  # (copies,) the block of each row
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of two slots for sending, followed by two for receiving."""
+        return 2 * (self.send_slot_bytes + self.receive_slot_bytes)
 
 
 @dataclass(frozen=True)

@@ -66,19 +66,24 @@ def _read_placement(data: list[Any]) -> Placement:
 
 
 def _problem(plan: Plan) -> tuple[list[Layout], list[list[Any]]]:
-    """Distinct layouts, and each transfer with the numbers of its two."""
+    """Distinct layouts; and of all transfers the name, the numbers of their two layouts, the two element types."""
     numbers: dict[Layout, int] = {}
-    rows = [
-        [
-            t.name,
-            numbers.setdefault(t.source, len(numbers)),
-            numbers.setdefault(t.destination, len(numbers)),
-            t.dtype,
-            t.destination_dtype,
-        ]
-        for t in plan.transfers
+    near: dict[int, int] = {}  # by identity, which is quicker than by value
+
+    def number(layout: Layout) -> int:
+        found = near.get(id(layout))
+        if found is None:
+            found = near[id(layout)] = numbers.setdefault(layout, len(numbers))
+        return found
+
+    columns: list[list[Any]] = [
+        [t.name for t in plan.transfers],
+        [number(t.source) for t in plan.transfers],
+        [number(t.destination) for t in plan.transfers],
+        [t.dtype for t in plan.transfers],
+        [t.destination_dtype for t in plan.transfers],
     ]
-    return list(numbers), rows
+    return list(numbers), columns
 
 
 def plan_text(plan: Plan) -> list[Any]:
@@ -123,7 +128,7 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
         layouts = [read_layout(a) for a in data["layouts"]]
         transfers = [
             Transfer(layouts[s], layouts[d], dtype, name, other)
-            for name, s, d, dtype, other in data["transfers"]
+            for name, s, d, dtype, other in zip(*data["transfers"], strict=True)
         ]
         return transfers, Topology(data["domains"]), data["options"], data["digest"]
     except (KeyError, IndexError, TypeError, ValueError) as error:

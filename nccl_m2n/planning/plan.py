@@ -28,6 +28,7 @@ from nccl_m2n.planning.transfer import Transfer
 
 if TYPE_CHECKING:
     from nccl_m2n.execution.bound import Bound
+    from nccl_m2n.execution.staging import Staging
     from nccl_m2n.transport.base import Transport
 
 PLAN_VERSION = 1  # part of every digest; raise it when equal problems would be planned otherwise
@@ -119,12 +120,16 @@ class Plan:
         return make_program(self.bundles, self.routes, self.chunk_rounds, self.depth, rank)
 
     def bind(
-        self, transport: Transport, sources: Mapping[str, Any], destinations: Mapping[str, Any]
+        self,
+        transport: Transport,
+        sources: Mapping[str, Any],
+        destinations: Mapping[str, Any],
+        staging: Staging | None = None,
     ) -> Bound:
         """Bind the plan to arrays, see `nccl_m2n.execution.bind`. Collective over the transport."""
         from nccl_m2n.execution.bind import bind
 
-        return bind(self, transport, sources, destinations)
+        return bind(self, transport, sources, destinations, staging)
 
     def to_json(self) -> str:
         """The plan as text: its problem, its options and its digest. Planning is pure, so that is all."""

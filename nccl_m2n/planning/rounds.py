@@ -25,6 +25,7 @@ ROUNDS_SINGLE_HOP = 8
 MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
+CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
 MIN_CHUNK = 64 << 10  # bytes; flows are not spread thinner than this for the sake of balance
 # Flows of at least this part of the busiest NIC's bytes take turns on it, if the fullest NICs of all rounds together
 # then have no more than UNEVEN times what the busiest NIC has anyway.
@@ -235,8 +236,11 @@ def _fullest_round(flows: np.ndarray, rank: Ints, late: Ints | int, world: int, 
     if steady.all():
         return base
     rest = np.flatnonzero(~steady)
-    n = chunks[rest]
-    j, first = expand(n)[1], rank[rest] * rounds + late[rest]
-    phase, divisor, first, size = (np.repeat(a, n) for a in (flows["phase"][rest], n, first, largest[rest]))
-    load = np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
+    load = np.zeros(world * rounds)
+    for some in np.array_split(rest, 1 + int(chunks[rest].sum()) // CHUNKS_AT_ONCE):
+        n = chunks[some]
+        j, first = expand(n)[1], rank[some] * rounds + late[some]
+        columns = (flows["phase"][some], n, first, largest[some])
+        phase, divisor, first, size = (np.repeat(column, n) for column in columns)
+        load += np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
     return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)

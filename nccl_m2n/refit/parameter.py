@@ -18,7 +18,9 @@ class Parameter:
 
     Attributes:
         name: The name by which both sides know it; with the ready storage views, Hugging Face's.
-        layout: Who holds which part of it; the same on all ranks of the side.
+        layout: Who holds which part of it; the same on all ranks of the side. None, on the destination side, where
+            that cannot be said: each rank that declares it so then gets the full tensor, by the ``load`` that
+            `Refit` is given.
         array: This rank's part: any strided view. Its shape is the layout's local shape, or that shape with
             dimensions split further in row-major order, such as (groups, rows, columns) for
             (groups × rows, columns). None where the rank holds nothing.
@@ -26,7 +28,7 @@ class Parameter:
     """
 
     name: str
-    layout: Layout
+    layout: Layout | None = None
     array: Any | None = None
     dtype: str | None = None
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,11 @@ SUM = np.dtype([("transfer", "i8"), ("cell", "i8"), ("sum", "u8")])
 
 
 def differing(
-    transport: Transport, plan: Plan, sources: Mapping[str, Any], destinations: Mapping[str, Any]
+    transport: Transport,
+    plan: Plan,
+    sources: Mapping[str, Any],
+    destinations: Mapping[str, Any],
+    names: Collection[str],
 ) -> list[str]:
     """Names of the tensors whose destination differs from the source at any rank. Collective.
 
@@ -30,6 +34,7 @@ def differing(
         plan: What was moved.
         sources: Arrays by name, as for `Plan.bind`.
         destinations: Likewise.
+        names: The tensors to look at.
 
     Returns:
         The same list on every rank, in the plan's order.
@@ -37,7 +42,7 @@ def differing(
     failures: dict[int, Exception] = {}
     found = {
         rank: [
-            attempt(partial(_sums, plan, transport, rank, side, arrays), failures, rank)
+            attempt(partial(_sums, plan, transport, rank, side, arrays, names), failures, rank)
             for side, arrays in (("source", sources), ("destination", destinations))
         ]
         for rank in transport.local_ranks
@@ -54,23 +59,36 @@ def differing(
 def _wrong(held: np.ndarray, needed: np.ndarray) -> np.ndarray:
     """Numbers of the transfers whose needed cells do not have the holders' sums."""
     keys = [table["transfer"] * (1 << 32) + table["cell"] for table in (held, needed)]
-    at = np.searchsorted(keys[0], keys[1])
-    differs = held["sum"][at] != needed["sum"] if len(held) else np.ones(len(needed), bool)
+    if not len(held):
+        return np.unique(needed["transfer"])
+    at = np.minimum(np.searchsorted(keys[0], keys[1]), len(held) - 1)
+    differs = (keys[0][at] != keys[1]) | (held["sum"][at] != needed["sum"])
     return np.unique(needed["transfer"][differs])
 
 
-def _sums(plan: Plan, transport: Transport, rank: int, side: str, arrays: Mapping[str, Any]) -> np.ndarray:
+def _sums(
+    plan: Plan,
+    transport: Transport,
+    rank: int,
+    side: str,
+    arrays: Mapping[str, Any],
+    names: Collection[str],
+) -> np.ndarray:
     """The checksums of a rank's cells; of those with several holders, the lowest one sums."""
     cells = cells_of_rank(plan.bundles, rank, side, first_holder_only=side == "source")
     sums = np.zeros(len(cells.transfer), SUM)
     sums["transfer"], sums["cell"] = cells.transfer, cells.cell
     several = len(transport.local_ranks) > 1
     order = np.argsort(cells.transfer, kind="stable")
-    names, first = np.unique(cells.transfer[order], return_index=True)
-    for number, rows in zip(names.tolist(), np.split(order, first)[1:], strict=True):
+    numbers, first = np.unique(cells.transfer[order], return_index=True)
+    wanted = np.zeros(len(plan.transfers), bool)
+    for number, rows in zip(numbers.tolist(), np.split(order, first)[1:], strict=True):
+        wanted[number] = plan.transfers[number].name in names
+        if not wanted[number]:
+            continue
         array = arrays[plan.transfers[number].name]
         _sum_tensor(plan, number, side, rank, array[rank] if several else array, cells, rows, sums)
-    return sums
+    return sums[wanted[sums["transfer"]]]
 
 
 def _sum_tensor(
@@ -85,7 +103,9 @@ def _sum_tensor(
 ) -> None:
     transfer = plan.transfers[number]
     layout = transfer.source if side == "source" else transfer.destination
-    whole = bits(view_array(array), layout.local_shape(rank), transfer.wire_dtype)
+    # As the destination has them: what was cast on the way is cast here as well.
+    types = (transfer.wire_dtype, transfer.destination_dtype)
+    whole = bits(view_array(array), layout.local_shape(rank), types if side == "source" else types[1:])
     own = slice(MAX_NDIM - layout.ndim, None)  # the dimensions that the tensor has
     for row in rows.tolist():
         at, extent = cells.place["offset"][row][own], cells.place["extent"][row][own]

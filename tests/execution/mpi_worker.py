@@ -17,6 +17,7 @@ from typing import TypeAlias
 from nccl_m2n import MpiTransport
 from tests import bad_input, scenarios
 from tests.execution import reshard_cases
+from tests.refit import mpi_cases as refit_cases
 
 Case: TypeAlias = Callable[[MpiTransport], list[str]]
 
@@ -39,6 +40,7 @@ TABLES: dict[str, Callable[[], dict[str, Case]]] = {
     "scenarios": scenario_cases,
     "refusals": refusal_cases,
     "reshard": lambda: reshard_cases.REFUSES | reshard_cases.MOVES,
+    "refit": lambda: refit_cases.CASES,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nccl_m2n.refit import Parallelism, Parameter
-from nccl_m2n.refit.storage import megatron, padded_rows, vllm
+from nccl_m2n.refit.storage import fsdp, megatron, padded_rows, vllm
 
 from . import small
 from .small import Arrays, Rank
@@ -51,7 +51,8 @@ def megatron_side(
     states = {}
     for rank in range(size):
         at = Rank.megatron(rank, tp, pp, ep, etp, data)
-        states[start + rank] = small.megatron_state(full, config, at, padded, style)
+        state = small.megatron_state(full, config, at, padded, style)
+        states[start + rank] = {name: array.copy() for name, array in state.items()}
     parameters = {
         rank: megatron(manifest, sides, rank, state, start_rank=start, padded_vocab=padded, skip=SKIPPED)
         for rank, state in states.items()
@@ -69,6 +70,26 @@ def vllm_side(
         states[start + rank] = small.vllm_state(full, config, Rank.vllm(rank, tp, pp, dp, parallel_experts))
     parameters = {
         rank: vllm(manifest, sides, rank, state, start_rank=start, skip=SKIPPED)
+        for rank, state in states.items()
+    }
+    return Side(states, parameters)
+
+
+def fsdp_side(config: dict[str, Any], full: Arrays, shards: int, replicas: int, tp: int, start: int) -> Side:
+    manifest = small.manifest_of(config)
+    sides = Parallelism(tp=tp, fsdp=shards, dp=replicas)
+    rows = {n: 1 for n in manifest if n.endswith(("o_proj.weight", "down_proj.weight"))}
+    columns = {n: 0 for n in manifest if n not in rows and not n.endswith("norm.weight")}
+    cuts = rows | columns if tp > 1 else {}
+    states = {
+        start + r: small.fsdp_state(full, shards, r // tp % shards, cuts, tp, r % tp)
+        for r in range(sides.size)
+    }
+    for state in states.values():
+        for name in [n for n in state if n.endswith("shared_head.head.weight")]:
+            del state[name]
+    parameters = {
+        rank: fsdp(manifest, sides, rank, state, start_rank=start, skip=SKIPPED)
         for rank, state in states.items()
     }
     return Side(states, parameters)

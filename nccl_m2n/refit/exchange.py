@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding out together what both sides have: every rank describes its own parameters, all ranks know them all.
+
+What crosses is JSON, nothing that could run code. A rank's parameters are described in groups of one layout
+and one element type. Most groups are common to many ranks (all data-parallel ranks of a stage, for one): they
+are found by digest, and one rank says each of them for all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from nccl_m2n.dtypes import dtype_name
+from nccl_m2n.errors import DisagreementError, LayoutError
+from nccl_m2n.execution.agree import attempt, raise_together
+from nccl_m2n.layout import Layout
+from nccl_m2n.layout.mesh import short_ranks
+from nccl_m2n.planning.describe import layout_data, read_layout
+from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.transport.base import Transport
+
+SIDES = ("source", "destination")
+DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Declared:
+    """What a whole side declared of one parameter, or of many alike."""
+
+    layout: Layout | None  # None: wanted whole
+    dtype: str | None  # None: no rank of the side has an array of it
+    ranks: frozenset[int]  # that declared it
+
+    def __str__(self) -> str:
+        return f"{self.dtype or ''} {self.layout or 'whole, without a layout'}".strip()
+
+
+def exchange_parameters(
+    transport: Transport, declare: Callable[[int], Sequence[Sequence[Parameter]]]
+) -> list[dict[str, Declared]]:
+    """What each side has, by name. Collective.
+
+    Args:
+        transport: Joins the ranks.
+        declare: For a local rank the parameters of its source and of its destination side; may raise.
+
+    Returns:
+        Source and destination, equal on every rank. Parameters alike share one `Declared` object.
+
+    Raises:
+        LayoutError: On every rank, if a rank declares a name twice or something that cannot be described.
+        DisagreementError: If ranks of a side describe one parameter differently, or one of a layout's ranks
+            does not declare it.
+    """
+    failures: dict[int, Exception] = {}
+    texts = {
+        rank: attempt(partial(_describe_sides, declare, rank), failures, rank) or {}
+        for rank in transport.local_ranks
+    }
+    raise_together(transport, failures, {})
+    digests = transport.exchange({rank: b"".join(own) for rank, own in texts.items()})
+    ranks_of: dict[bytes, list[int]] = {}
+    for rank, said in enumerate(digests):
+        for at in range(0, len(said), DIGEST_BYTES):
+            ranks_of.setdefault(said[at : at + DIGEST_BYTES], []).append(rank)
+    said = transport.exchange(
+        {
+            rank: b"\n".join(text for digest, text in own.items() if ranks_of[digest][0] == rank)
+            for rank, own in texts.items()
+        }
+    )
+    # The texts come in the order in which their digests came first: by rank, and then as the rank has them.
+    every = [text for own in said for text in own.split(b"\n") if text]
+    found: list[dict[str, Declared]] = [{}, {}]
+    known: dict[str, Layout] = {}
+    for text, ranks in zip(every, ranks_of.values(), strict=True):
+        number, layout, dtype, names = json.loads(text)
+        new = Declared(_interned(layout, known), dtype, frozenset(ranks))
+        _add(SIDES[number], found[number], names, new)
+    for side, declared in zip(SIDES, found, strict=True):
+        _refuse_silence(side, declared)
+    return found
+
+
+def _describe_sides(declare: Callable[[int], Sequence[Sequence[Parameter]]], rank: int) -> dict[bytes, bytes]:
+    """The text of each group of a rank's parameters, by digest."""
+    texts = [text for number, side in enumerate(declare(rank)) for text in _describe(number, side)]
+    return {hashlib.sha256(text).digest(): text for text in texts}
+
+
+def _describe(number: int, parameters: Iterable[Parameter]) -> Iterator[bytes]:
+    """Parameters as JSON, those of one layout and element type together: the layout once, then the names."""
+    groups: dict[tuple[Layout | None, str | None], list[str]] = {}
+    near: dict[tuple[int, str | None], list[str]] = {}  # by identity, which is quicker than by value
+    seen: set[str] = set()
+    for p in parameters:
+        if p.name in seen:
+            raise LayoutError(
+                f"expected one parameter of each name, got {p.name!r} twice; give each its own name"
+            )
+        seen.add(p.name)
+        view = p.view()
+        if view is not None and p.layout is None:
+            raise LayoutError(
+                f"parameter {p.name!r}: expected a layout for its array, got none; what has no layout is "
+                "delivered to load"
+            )
+        dtype = view.dtype if view is not None else None if p.dtype is None else dtype_name(p.dtype)
+        names = near.get((id(p.layout), dtype))
+        if names is None:
+            names = near[id(p.layout), dtype] = groups.setdefault((p.layout, dtype), [])
+        names.append(p.name)
+    for (layout, dtype), names in groups.items():
+        what = None if layout is None else layout_data(layout)
+        yield json.dumps([number, what, dtype, names]).encode()
+
+
+def _interned(data: Mapping[str, Any] | None, known: dict[str, Layout]) -> Layout | None:
+    """The layout that was described; one object for equal ones, whatever their mesh axes are called."""
+    if data is None:
+        return None
+    key = json.dumps({k: v for k, v in data.items() if k != "names"})
+    if key not in known:
+        known[key] = read_layout(data)
+    return known[key]
+
+
+def _add(side: str, declared: dict[str, Declared], names: Iterable[str], new: Declared) -> None:
+    """Add a group of parameters to what is known of a side."""
+    joined: dict[int, Declared] = {}  # what was known -> that and the new one
+    for name in names:
+        old = declared.setdefault(name, new)
+        if old is not new:
+            if id(old) not in joined:
+                joined[id(old)] = _join(side, name, old, new)
+            declared[name] = joined[id(old)]
+
+
+def _join(side: str, name: str, a: Declared, b: Declared) -> Declared:
+    dtypes = {a.dtype, b.dtype} - {None}
+    if a.layout != b.layout or len(dtypes) > 1:
+        raise DisagreementError(
+            f"parameter {name!r}, {side} side: expected one description, got {a} from rank "
+            f"{short_ranks(sorted(a.ranks))} and {b} from rank {short_ranks(sorted(b.ranks))}"
+        )
+    return Declared(a.layout, next(iter(dtypes), None), a.ranks | b.ranks)
+
+
+def _refuse_silence(side: str, declared: Mapping[str, Declared]) -> None:
+    """Refuse a parameter that a rank holds a part of, as its layout says, but did not declare."""
+    seen: set[int] = set()
+    for name, one in declared.items():
+        if id(one) in seen or one.layout is None:
+            continue
+        seen.add(id(one))
+        if one.ranks.issuperset(one.layout.ranks):
+            continue
+        silent = [r for r in one.layout.ranks if r not in one.ranks and one.layout.pieces(r)]
+        if silent:
+            raise DisagreementError(
+                f"parameter {name!r}, {side} side: expected every rank of {one.layout} to declare it, got nothing "
+                f"from rank {short_ranks(silent)}; declare it there, or leave the rank out of the layout"
+            )

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a refit moved, and how long it took."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nccl_m2n.planning import Plan, Transfer
+from nccl_m2n.planning.table import bytes_text
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one run moved and how long it took on this rank."""
+
+    seconds: float  # from `run` to the end of `wait`
+    network_bytes: int  # between domains, all ranks together
+    network_bytes_bound: int  # the least there can be
+    nvlink_bytes: int
+    local_bytes: int
+    busiest_nic_bytes: int
+    tensors: int
+    resharded_bytes: int  # of the model, counted once: what went from shard to shard by Reshard
+    other_bytes: int  # likewise: what went any other way
+
+    @property
+    def nic_gbytes(self) -> float:
+        """Rate of the busiest NIC, in 1e9 bytes a second."""
+        return self.busiest_nic_bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of the model's bytes that went from shard to shard, from 0 to 1."""
+        total = self.resharded_bytes + self.other_bytes
+        return self.resharded_bytes / total if total else 1.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensors} tensors, {self.share:.1%} of their bytes by Reshard, in {self.seconds * 1e3:.1f} ms: "
+            f"network {bytes_text(self.network_bytes)} (least {bytes_text(self.network_bytes_bound)}), "
+            f"NVLink {bytes_text(self.nvlink_bytes)}, local {bytes_text(self.local_bytes)}, "
+            f"busiest NIC {self.nic_gbytes:.2f} GB/s"
+        )
+
+
+def report_of(plans: Sequence[Plan], resharded: Iterable[Transfer], every: Iterable[Transfer]) -> Report:
+    """What one run of some plans moves, in no time yet.
+
+    Args:
+        plans: What is run, one after the other.
+        resharded: The transfers that go from shard to shard by Reshard.
+        every: All transfers.
+    """
+    traffic = [plan.traffic() for plan in plans]
+    share = sum(map(wire_bytes, resharded))
+    return Report(
+        0.0,
+        sum(t.network_bytes for t in traffic),
+        sum(t.network_bytes_bound for t in traffic),
+        sum(t.nvlink_bytes for t in traffic),
+        sum(t.local_bytes for t in traffic),
+        sum(t.busiest for t in traffic),
+        sum(len(plan.transfers) for plan in plans),
+        share,
+        sum(map(wire_bytes, every)) - share,
+    )
+
+
+def wire_bytes(transfer: Transfer) -> int:
+    """Bytes of a whole tensor as it crosses the wire."""
+    return math.prod(transfer.shape) * transfer.wire_size
