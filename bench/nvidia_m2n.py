@@ -27,7 +27,8 @@ def attempt(mib: int) -> dict[str, Any]:
     from nccl_m2n import NcclTransport
 
     with NcclTransport.from_environment() as transport:
-        comm = nccl.core.Communicator(int(transport.communicator(rank).value))
+        handle = transport.communicator(rank)
+        comm = nccl.core.Communicator(int(getattr(handle, "ptr", handle)))
         half = n // 2
         rows = mib * (1 << 20) // 2 // 4096
         src = cupy.ones((rows // half, 4096), cupy.float16) if rank < half else None
