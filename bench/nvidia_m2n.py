@@ -27,11 +27,12 @@ def attempt(mib: int) -> dict[str, Any]:
     from nccl_m2n import NcclTransport
 
     with NcclTransport.from_environment() as transport:
-        comm = nccl.core.Communicator(int(transport.communicator(rank).value))
+        handle = transport.communicator(rank)
+        comm = nccl.core.Communicator(int(getattr(handle, "ptr", handle)))
         half = n // 2
         rows = mib * (1 << 20) // 2 // 4096
-        src = cupy.ones((rows // half, 4096), cupy.uint16) if rank < half else None
-        dst = cupy.zeros((rows, 4096 // half), cupy.uint16) if rank >= half else None
+        src = cupy.ones((rows // half, 4096), cupy.float16) if rank < half else None
+        dst = cupy.zeros((rows, 4096 // half), cupy.float16) if rank >= half else None
         times = []
         for _ in range(8):
             transport.exchange({rank: b""})
@@ -42,8 +43,12 @@ def attempt(mib: int) -> dict[str, Any]:
                 comm,
                 src_mesh=nvidia.Mesh.from_ranks(list(range(half))),
                 src_placements=[nvidia.Shard(0)],
+                src_local_shape=(rows // half, 4096),
+                src_dtype=cupy.float16,
                 dst_mesh=nvidia.Mesh.from_ranks(list(range(half, n))),
                 dst_placements=[nvidia.Shard(1)],
+                dst_local_shape=(rows, 4096 // half),
+                dst_dtype=cupy.float16,
             )
             cupy.cuda.runtime.deviceSynchronize()
             times.append(time.perf_counter() - began)

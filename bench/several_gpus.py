@@ -51,14 +51,14 @@ def problems(ranks: int, size_mib: int) -> dict[str, tuple[Transfer, list[str]]]
 
     found = {
         f"TP{half} to DP{half}": (made(matrix, sources, [Shard(0)], targets, [Replicate()]), METHODS),
-        f"EP{half} to TP{half}": (made(stack, sources, [Shard(0)], targets, [Shard(2)]), METHODS),
-        f"FSDP{half} to TP{half}": (made(matrix, sources, [Shard(0)], targets, [Shard(1)]), METHODS),
         f"TP{ranks} rows to TP{ranks} columns, colocated": (
             made(matrix, everyone, [Shard(0)], everyone, [Shard(1)]),
             COLOCATED,
         ),
     }
-    if half >= 2:
+    if half >= 2:  # with one rank on each side these would be the same copy again
+        found[f"EP{half} to TP{half}"] = (made(stack, sources, [Shard(0)], targets, [Shard(2)]), METHODS)
+        found[f"FSDP{half} to TP{half}"] = (made(matrix, sources, [Shard(0)], targets, [Shard(1)]), METHODS)
         mesh = Mesh.arange((2, half // 2), start=half)
         found[f"TP{half} to TP{half // 2}xDP2"] = (
             made(matrix, sources, [Shard(0)], mesh, [Replicate(), Shard(0)]),

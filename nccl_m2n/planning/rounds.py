@@ -18,7 +18,7 @@ ROUNDS_PER_CROSSING = 24
 # cost launches, and end as often with NICs idle until the slowest of a round's messages has come.
 HANDED_ON_LATE = 0.025
 NVLINK_PER_NIC = 9
-MIN_ROUNDS = 4
+MIN_ROUNDS = 12
 MIN_ROUND_BYTES = 1 << 20  # for the busiest rank; with less a round's launches would show
 # With a single hop nothing waits for the network but the first pack and the last unpack, and these are fast.
 ROUNDS_SINGLE_HOP = 8
@@ -27,6 +27,13 @@ MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 MAX_MESSAGES = 1024
 CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
 MIN_CHUNK = 64 << 10  # bytes; flows are not spread thinner than this for the sake of balance
+# Flows of at least this part of the busiest NIC's bytes take turns on it, if the fullest NICs of all rounds together
+# then have no more than UNEVEN times what the busiest NIC has anyway.
+BIG_FLOW = 1 / 8
+UNEVEN = 1.08
+# Where senders meet at a receiver all the same, rounds bring it no more than a switch's port may have to hold back.
+PORT_BYTES = 4 << 20
+MAX_GENTLE_ROUNDS = 96
 
 
 def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes: int) -> int:
@@ -49,6 +56,11 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     while True:
         chunk = -(-longest // (rounds * ALIGN)) * ALIGN
         made = _set_chunks(routes, world, chunk if chunk_bytes is None else min(chunk, chunk_bytes))
+        if chunk_bytes is None and made > 1 and not _take_turns(routes, world, crossing, made):
+            gentle = min(crossing // PORT_BYTES, MAX_GENTLE_ROUNDS)
+            if rounds < gentle and _senders_meet(routes, crossing):
+                rounds = gentle
+                continue
         # Where even a single round fits there is nothing to count.
         if 4 * staged <= staging_bytes or longest <= rounds * ALIGN:
             return made
@@ -97,11 +109,62 @@ def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
     rounds = max(int(flows["chunks"].max()), -(-int(messages.max()) // MAX_MESSAGES))
-    # Flows of few chunks take turns: in a round a sender serves one receiver and a receiver hears one sender.
-    first = hops["destination"][np.searchsorted(hops["flow"], np.arange(len(flows)))]
-    turn = _ordinal(flows["sender"], first) + _ordinal(first, flows["sender"])
-    flows["phase"] = turn * flows["chunks"] % rounds
+    flows["phase"] = _turns(routes) * flows["chunks"] % rounds
     return rounds
+
+
+def _turns(routes: Routes) -> Ints:
+    """Numbers that tell flows of one sender apart, and flows of one receiver.
+
+    Phases made of them let a sender serve one receiver after another, and a receiver hear one sender after another.
+    """
+    first = routes.hops["destination"][np.searchsorted(routes.hops["flow"], np.arange(len(routes.flows)))]
+    return _ordinal(routes.flows["sender"], first) + _ordinal(first, routes.flows["sender"])
+
+
+def _senders_meet(routes: Routes, crossing: int) -> bool:
+    """Whether a rank receives big flows of several senders over the network in one round."""
+    big = routes.flows["stop"] - routes.flows["start"] > BIG_FLOW * crossing
+    first = routes.hops[routes.hops["network"] & (routes.hops["depth"] == 0) & big[routes.hops["flow"]]]
+    ends = np.unique(first["destination"] * (int(first["source"].max(initial=0)) + 1) + first["source"])
+    return len(np.unique(first["destination"])) < len(ends)
+
+
+def _take_turns(routes: Routes, world: int, crossing: int, rounds: int) -> bool:
+    """Let the big flows of each NIC cross the network one after another, each filling the NIC for a round.
+
+    Where several senders meet at one receiver in every round, queues overflow on lossy networks, and the messages are
+    smaller and more. The turns are perfect where every sender of a set serves every receiver of another, as from
+    one parallelism to another; where they leave NICs idle, nothing is changed and the answer is False.
+    """
+    flows, hops = routes.flows, routes.hops
+    first = hops[np.searchsorted(hops["flow"], np.arange(len(flows)))]
+    size = flows["stop"] - flows["start"]
+    # Flows that fill about a third of the busiest NIC get every third round, whatever their exact size.
+    chunks = -(-rounds // np.maximum(crossing // size, 1))
+    big = first["network"] & (size > BIG_FLOW * crossing) & (chunks < flows["chunks"])
+    if not big.any():
+        return False
+    before = flows["chunks"].copy(), flows["phase"].copy()
+    flows["chunks"][big] = chunks[big]
+    turns = _ordinal(flows["sender"][big], first["destination"][big])
+    turns += _ordinal(first["destination"][big], flows["sender"][big])
+    flows["phase"][big] = turns * chunks[big] % rounds
+    if _fullest_rounds(routes, world, rounds) <= UNEVEN * crossing:
+        return True
+    flows["chunks"], flows["phase"] = before
+    return False
+
+
+def _fullest_rounds(routes: Routes, world: int, rounds: int) -> int:
+    """Bytes on the fullest NIC of each round, all rounds together, as far as first hops go."""
+    hops = routes.hops[routes.hops["network"] & (routes.hops["depth"] == 0)]
+    row, lo, hi, at = chunk_table(routes.flows[hops["flow"]], rounds)
+    loads = [
+        np.bincount(hops[end][row] * rounds + at, hi - lo, minlength=world * rounds).reshape(world, rounds)
+        for end in ("source", "destination")
+    ]
+    return int(np.maximum(*[load.max(axis=0) for load in loads]).sum())
 
 
 def _ordinal(group: Ints, order: Ints) -> Ints:

@@ -43,7 +43,7 @@ def main(parts: list[str]) -> int:
             ranks = {
                 r for t in scenario.transfers() for side in (t.source, t.destination) for r in side.ranks
             }
-            if max(ranks) >= transport.size or (parts and not any(part in name for part in parts)):
+            if max(ranks, default=0) >= transport.size or (parts and not any(part in name for part in parts)):
                 continue
             wrong = one_scenario(scenario, transport)
             every = [json.loads(said) for said in transport.exchange({rank: json.dumps(wrong).encode()})]
