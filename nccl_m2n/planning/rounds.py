@@ -33,7 +33,7 @@ BIG_FLOW = 1 / 8
 UNEVEN = 1.08
 # Where senders meet at a receiver all the same, rounds bring it no more than a switch's port may have to hold back.
 PORT_BYTES = 4 << 20
-MAX_GENTLE_ROUNDS = 96
+MAX_GENTLE_ROUNDS = 64
 
 
 def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes: int) -> int:
