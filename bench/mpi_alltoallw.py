@@ -11,7 +11,6 @@ values.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from nccl_m2n import Layout, Mesh, Shard, Transfer, plan
+from nccl_m2n.measure import write_results
 from nccl_m2n.planning.table import align_table
 from nccl_m2n.transport.mpi import MpiTransport
 
@@ -153,9 +153,7 @@ def main() -> None:
     samples = measure(ways, arguments.repeats, job.check)
     if MPI.COMM_WORLD.Get_rank() == 0:
         print(table(samples, 4 * arguments.extent**2))
-        if arguments.json:
-            with open(arguments.json, "w", encoding="utf-8") as file:
-                json.dump({"schema": "nccl_m2n mpi_alltoallw", "version": 1, "milliseconds": samples}, file)
+        write_results(arguments.json, "mpi_alltoallw", milliseconds=samples)
     job.close()
 
 

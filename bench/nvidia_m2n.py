@@ -9,11 +9,12 @@ usage: python bench/nvidia_m2n.py [--mib 256] [--json FILE]
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from typing import Any
+
+from nccl_m2n.measure import write_results
 
 
 def attempt(mib: int) -> dict[str, Any]:
@@ -66,9 +67,7 @@ def main() -> None:
         outcome = {"error": f"{type(error).__name__}: {error}"}
     if os.environ["RANK"] == "0":
         print("nccl.m2n:", outcome, flush=True)
-        if args.json:
-            with open(args.json, "w", encoding="utf-8") as file:
-                json.dump({"schema": "nccl_m2n.bench.nvidia_m2n", "schema_version": 1, **outcome}, file)
+        write_results(args.json, "nvidia_m2n", **outcome)
 
 
 if __name__ == "__main__":

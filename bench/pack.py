@@ -7,7 +7,6 @@ usage: python bench/pack.py [--json FILE] [--samples 20]
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 from nccl_m2n.execution.descriptors import DIMENSIONS, Boxes, join, packed_boxes
 from nccl_m2n.execution.kernels import CopyTables
 from nccl_m2n.execution.lower import launches
+from nccl_m2n.measure import write_results
 
 ITEM = 2  # bytes of a bfloat16
 BFLOAT16 = 4  # its number in formats.py
@@ -137,11 +137,7 @@ def main() -> int:
             f"{result['case']:40} {result['bytes'] >> 20:6} {rate:10.0f} {copy / pack:6.1%} {copy / unpack:6.1%}"
             f"  {result['wrong']}"
         )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump(
-                {"schema": "nccl_m2n.bench.pack", "schema_version": 1, "results": results}, file, indent=1
-            )
+    write_results(args.json, "pack", results=results)
     return 1 if any(result["wrong"] for result in results) else 0
 
 

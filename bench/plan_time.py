@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import time
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from nccl_m2n import Layout, Mesh, Replicate, Shard, Topology, Transfer, plan
+from nccl_m2n.measure import write_results
 from nccl_m2n.planning.overlap import overlap
 from nccl_m2n.planning.table import align_table
 
@@ -188,10 +188,7 @@ def main() -> None:
     clock = time.process_time if arguments.cpu else time.perf_counter
     rows = [measure(case, arguments.repeats, clock) for case in cases() if arguments.only in case.name]
     print(table(rows))
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            head = {"schema": "nccl_m2n plan_time", "version": 1, "clock": clock.__name__}
-            json.dump(head | {"rows": list(map(asdict, rows))}, file)
+    write_results(arguments.json, "plan_time", clock=clock.__name__, rows=list(map(asdict, rows)))
 
 
 if __name__ == "__main__":

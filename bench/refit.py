@@ -10,15 +10,12 @@ usage: python bench/refit.py --model dense|moe|NAME --source tp=4 --destination 
 from __future__ import annotations
 
 import argparse
-import json
-
-from reshard import rows  # beside this file
 
 from nccl_m2n import NcclTransport, Topology, Transfer
-from nccl_m2n.measure import measure_case
-from nccl_m2n.planning.table import align_table, bytes_text
+from nccl_m2n.measure import measure_case, results_table, write_results
+from nccl_m2n.planning.table import bytes_text
 from nccl_m2n.refit import Manifest, Parallelism, layouts
-from nccl_m2n.transport.nccl import nccl_bindings
+from nccl_m2n.transport.nccl_library import nccl_bindings
 
 # Real names and numbers of tensors; widths cut so that the model fits beside its peers on one GPU.
 CUT = {
@@ -61,17 +58,19 @@ def main() -> None:
         )
         if transport.local_ranks[0] == 0:
             size = bytes_text(manifest.nbytes)
-            print(f"\n{args.model}: {len(transfers)} tensors, {size}, {args.source} to {args.destination}, "
-                  f"100 % by Reshard\n{align_table(rows(found))}", flush=True)  # fmt: skip
-            if args.json:
-                head = {
-                    "schema": "nccl_m2n.bench.refit",
-                    "schema_version": 1,
-                    "nccl": nccl_bindings().get_version(),
-                }
-                with open(args.json, "w", encoding="utf-8") as file:
-                    json.dump({**head, **vars(args), "tensors": len(transfers), "bytes": manifest.nbytes,
-                               "methods": found}, file)  # fmt: skip
+            way = f"{args.source} to {args.destination}, 100 % by Reshard"
+            print(
+                f"\n{args.model}: {len(transfers)} tensors, {size}, {way}\n{results_table(found)}", flush=True
+            )
+            write_results(
+                args.json,
+                "refit",
+                nccl=nccl_bindings().get_version(),
+                **{name: value for name, value in vars(args).items() if name != "json"},
+                tensors=len(transfers),
+                bytes=manifest.nbytes,
+                methods=found,
+            )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import multiprocessing
 import os
 import re
@@ -26,6 +25,7 @@ from typing import Any
 from nccl_m2n import LocalTransport, Parameter, Refit, Topology
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
+from nccl_m2n.measure import write_results
 from nccl_m2n.planning.table import align_table
 from nccl_m2n.refit import Manifest, Parallelism, layouts
 from nccl_m2n.refit.exchange import exchange_parameters
@@ -204,10 +204,7 @@ def main() -> None:
             rows.append(Row(source, destination, rank, tensors, held, times, memory, size, blocks))
     print(table(rows))
     print(f"asked for: at most {LIMIT_SECONDS:g} seconds and {LIMIT_MIB:g} MiB")
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            content = {"schema": "nccl_m2n refit_construction", "version": 1, "rows": list(map(asdict, rows))}
-            json.dump(content, file)
+    write_results(arguments.json, "refit_construction", rows=list(map(asdict, rows)))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,14 @@ usage: python bench/several_gpus.py [--sizes 1,16,64,256,1024,8192] [--iteration
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from typing import Any
 
-from reshard import rows  # beside this file
-
 from nccl_m2n import Layout, Mesh, NcclTransport, Replicate, Shard, Topology, Transfer
 from nccl_m2n.layout import Placement
-from nccl_m2n.measure import measure_case
-from nccl_m2n.planning.table import align_table
+from nccl_m2n.measure import measure_case, results_table, write_results
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import nccl_bindings
+from nccl_m2n.transport.nccl_library import nccl_bindings
 
 MIB = 1 << 20
 COLUMNS, EXPERTS = 4096, 64
@@ -68,7 +64,7 @@ def problems(ranks: int, size_mib: int) -> dict[str, tuple[Transfer, list[str]]]
 
 
 def copy_ceiling(iterations: int) -> float:
-    """Bytes a second of a device-to-device copy on this GPU, each byte counted once."""
+    """Bytes a second of a device-to-device copy on the current GPU, each byte counted once."""
     cupy = import_cupy()
     a, b = cupy.ones(1 << 30, cupy.uint8), cupy.empty(1 << 30, cupy.uint8)
     times = []
@@ -90,6 +86,7 @@ def main() -> None:
     args = parser.parse_args()
     with NcclTransport.from_environment() as transport:
         rank, n = transport.local_ranks[0], transport.size
+        import_cupy().cuda.Device(transport.devices[rank]).use()
         topologies = {"one domain": Topology.single(range(n))}
         if n >= 2:
             topologies["two domains"] = Topology.regular(n, n // 2)
@@ -100,11 +97,9 @@ def main() -> None:
                     found = measure_case(transport, [transfer], topology, methods, iterations=args.iterations)
                     result["cases"].append({"name": name, "mib": size, "topology": where, "methods": found})
                     if rank == 0:
-                        print(f"\n{name}, {size} MiB, {where}\n{align_table(rows(found))}", flush=True)
-        if rank == 0 and args.json:
-            head = {"schema": "nccl_m2n.bench.several_gpus", "schema_version": 1, "ranks": n}
-            with open(args.json, "w", encoding="utf-8") as file:
-                json.dump({**head, "nccl": nccl_bindings().get_version(), **result}, file)
+                        print(f"\n{name}, {size} MiB, {where}\n{results_table(found)}", flush=True)
+        if rank == 0:
+            write_results(args.json, "several_gpus", ranks=n, nccl=nccl_bindings().get_version(), **result)
 
 
 if __name__ == "__main__":

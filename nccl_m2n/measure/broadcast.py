@@ -10,12 +10,10 @@ from typing import Any
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.collectives import Collectives
+from nccl_m2n.measure.setting import Setting
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound
-from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport
 
-Arrays = Mapping[str, Any]
 ITEM = 2  # bytes of the uint16 elements that are measured with
 
 
@@ -26,37 +24,29 @@ class GatherBroadcast:
     together and broadcasts the bucket; every destination takes its part out of it.
 
     Args:
-        transport: Joins the ranks.
-        transfers: What to move.
-        arrays: This rank's source and destination arrays.
+        setting: The problem, on an `NcclTransport` with one rank a process.
         bucket_bytes: Tensors are packed up to this; 0: one tensor a bucket.
     """
 
-    def __init__(
-        self,
-        transport: NcclTransport,
-        transfers: Sequence[Transfer],
-        arrays: tuple[Arrays, Arrays],
-        *,
-        bucket_bytes: int,
-    ) -> None:
-        self._transport, self._rank = transport, transport.local_ranks[0]
-        self._sources, self._destinations = arrays
+    def __init__(self, setting: Setting, *, bucket_bytes: int) -> None:
+        self._transport: Any = setting.transport
+        transfers, self._rank = setting.transfers, setting.rank
+        self._sources, self._destinations = setting.arrays
         self._root = min(t.source.ranks[0] for t in transfers)
         targets = sorted({r for t in transfers for r in t.destination.ranks} - {self._root})
-        self._net = Collectives(transport)
+        self._net = Collectives(self._transport)
         self._casting = self._net.split([self._root, *targets])
         self._buckets = [list(b) for b in _buckets(transfers, bucket_bytes)]
         largest = max(sum(_elements(t) for t in bucket) for bucket in self._buckets)
-        cupy = import_cupy()
+        cupy = setting.memory.library
         self._whole = cupy.empty(largest, cupy.uint16) if self._casting is not None else None
         self._shards = cupy.empty(largest, cupy.uint16)
         self._groups = [self._gather_group(bucket) for bucket in self._buckets]
         owners = {r for bucket in self._buckets for r in _owners(bucket)} - {self._root}
         if self._rank == self._root:
-            transport.connect((self._rank, r, False) for r in owners)
+            self._transport.connect((self._rank, r, False) for r in owners)
         else:
-            transport.connect((self._rank, self._root, True) for _ in [0] if self._rank in owners)
+            self._transport.connect((self._rank, self._root, True) for _ in [0] if self._rank in owners)
 
     def _gather_group(self, bucket: Sequence[Transfer]) -> PreparedRound:
         """Messages of one bucket's shards: each owner's lie end to end, in rank order at the root."""
@@ -72,8 +62,9 @@ class GatherBroadcast:
             at += size
         return self._transport.prepare(messages)
 
-    def start(self, stream: Any) -> None:
+    def start(self, streams: Mapping[int, Any]) -> None:
         """Enqueue everything."""
+        stream = streams[self._rank]
         with stream:
             for bucket, group in zip(self._buckets, self._groups, strict=True):
                 self._pack(bucket)
@@ -118,6 +109,10 @@ class GatherBroadcast:
             views[transfer.name] = self._whole[at : at + size].reshape(transfer.shape)  # type: ignore[index]
             at += size
         return views
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing beside its times."""
+        return {}
 
     def close(self) -> None:
         """Destroy the communicator."""

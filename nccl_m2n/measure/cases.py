@@ -22,7 +22,7 @@ class Case:
     nic_gbit: float  # 0: as fast as the emulation goes
     sources: tuple[int, ...]  # mesh shape, from rank 0 on
     source_placements: tuple[Placement, ...]
-    destinations: tuple[int, ...]  # mesh shape, from the last source rank on
+    destinations: tuple[int, ...]  # mesh shape, of the ranks after the sources
     destination_placements: tuple[Placement, ...]
     shape: tuple[int, ...]
     tensors: int = 1
@@ -31,11 +31,9 @@ class Case:
         """The transfers of the problem."""
         source = Mesh.arange(self.sources)
         destination = Mesh.arange(self.destinations, start=source.size)
-        layouts = [
-            Layout(self.shape, source, self.source_placements),
-            Layout(self.shape, destination, self.destination_placements),
-        ]
-        return [Transfer(*layouts, "uint16", f"t{i}") for i in range(self.tensors)]
+        before = Layout(self.shape, source, self.source_placements)
+        after = Layout(self.shape, destination, self.destination_placements)
+        return [Transfer(before, after, "uint16", f"t{i}") for i in range(self.tensors)]
 
     def domains(self) -> list[list[int]]:
         """The ranks of each host."""

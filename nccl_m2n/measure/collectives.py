@@ -6,21 +6,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nccl_m2n.transport.nccl import NcclTransport, checked, nccl_bindings
+from nccl_m2n.transport.nccl_library import checked, nccl_bindings
 
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 
 
 class Collectives:
-    """Communicators of some of the ranks, split off the transport's; collective over all of it."""
+    """Communicators of some of the ranks, split off the transport's; collective over all of it.
 
-    def __init__(self, transport: NcclTransport) -> None:
+    Args:
+        transport: An `NcclTransport` with one rank a process.
+    """
+
+    def __init__(self, transport: Any) -> None:
         self.bindings, self.rank = nccl_bindings(), transport.local_ranks[0]
         self._whole = transport.communicator(self.rank)
         self._made: list[Any] = []
 
     def split(self, ranks: Sequence[int]) -> Any:
-        """A communicator of `ranks`, in that order; None elsewhere."""
+        """A communicator of `ranks`, in that order; None elsewhere. Collective over all ranks."""
         member = self.rank in ranks
         key = list(ranks).index(self.rank) if member else 0
         config = self.bindings.Config()
@@ -31,7 +35,7 @@ class Collectives:
         return handle
 
     def broadcast(self, handle: Any, array: Any, stream: Any) -> None:
-        """The first rank's `array` on all ranks."""
+        """Enqueue a broadcast of the first rank's `array` to the others', in place, on a CuPy stream."""
         byte, at = int(self.bindings.DataType.Int8), array.data.ptr
         checked(self.bindings.broadcast, at, at, array.nbytes, byte, 0, handle, stream.ptr)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test data on the device: every element tells its tensor and its place."""
+"""Test data in host or device memory: every element tells its tensor and its place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import Transfer
-from nccl_m2n.transport.gpu import import_cupy
 
 Arrays = dict[str, Any]
 MASK = 0xFFFFFFFF
@@ -22,13 +21,13 @@ class Stack:
 
     layout: Layout
     names: tuple[str, ...]
+    library: Any  # numpy, or cupy
     seeds: Any  # (tensors,) numbers of the tensors
     arrays: Any  # (tensors, *local shape) of uint16
 
 
-def stacks(transfers: Sequence[Transfer], side: str, rank: int) -> list[Stack]:
-    """Fresh arrays on the current device for one side of a rank."""
-    cupy = import_cupy()
+def stacks(transfers: Sequence[Transfer], side: str, rank: int, library: Any) -> list[Stack]:
+    """Fresh arrays for one side of a rank; `library` makes them: numpy, or cupy on its current device."""
     groups: dict[Layout, list[int]] = {}
     for number, t in enumerate(transfers):
         layout = t.source if side == "source" else t.destination
@@ -38,8 +37,9 @@ def stacks(transfers: Sequence[Transfer], side: str, rank: int) -> list[Stack]:
         Stack(
             layout,
             tuple(transfers[i].name for i in numbers),
-            cupy.asarray([i * 0x9E3779B1 & MASK for i in numbers], dtype=cupy.uint32),
-            cupy.zeros((len(numbers), *layout.local_shape(rank)), cupy.uint16),
+            library,
+            library.asarray([i * 0x9E3779B1 & MASK for i in numbers], dtype="uint32"),
+            library.zeros((len(numbers), *layout.local_shape(rank)), "uint16"),
         )
         for layout, numbers in groups.items()
     ]
@@ -66,22 +66,22 @@ def _visit(made: Sequence[Stack], rank: int, work: Any) -> int:
     for stack in made:
         for piece in stack.layout.pieces(rank):
             part = stack.arrays[(slice(None), *piece.local_slices)]
-            total += _by_chunks(part, piece.box.start, stack.layout.shape, stack.seeds, work)
+            total += _by_chunks(part, piece.box.start, stack, stack.seeds, work)
     return total
 
 
-def _by_chunks(part: Any, start: Sequence[int], shape: Sequence[int], seeds: Any, work: Any) -> int:
+def _by_chunks(part: Any, start: Sequence[int], stack: Stack, seeds: Any, work: Any) -> int:
     if part.size > CHUNK and len(part) > 1:
         step = max(1, CHUNK * len(part) // part.size)
         cuts = range(0, len(part), step)
-        return sum(_by_chunks(part[a : a + step], start, shape, seeds[a : a + step], work) for a in cuts)
+        return sum(_by_chunks(part[a : a + step], start, stack, seeds[a : a + step], work) for a in cuts)
     if part.size > CHUNK and part.ndim > 1 and part.shape[1] > 1:
         step = max(1, CHUNK * part.shape[1] // part.size)
         cuts = range(0, part.shape[1], step)
         return sum(
-            _by_chunks(part[:, a : a + step], (start[0] + a, *start[1:]), shape, seeds, work) for a in cuts
+            _by_chunks(part[:, a : a + step], (start[0] + a, *start[1:]), stack, seeds, work) for a in cuts
         )
-    return int(work(part, _values(part.shape[1:], start, shape, seeds)))
+    return int(work(part, _values(stack, part.shape[1:], start, seeds)))
 
 
 def _assign(part: Any, values: Any) -> int:
@@ -93,17 +93,16 @@ def _count_wrong(part: Any, values: Any) -> int:
     return int((part != values).sum())
 
 
-def _values(extent: Sequence[int], start: Sequence[int], shape: Sequence[int], seeds: Any) -> Any:
+def _values(stack: Stack, extent: Sequence[int], start: Sequence[int], seeds: Any) -> Any:
     """A box's elements for each seed: a hash of the global index and the seed."""
-    cupy = import_cupy()
-    index = seeds.reshape(-1, *[1] * len(extent))
-    step = 1
+    library, index, step = stack.library, seeds.reshape(-1, *[1] * len(extent)), 1
     for d in reversed(range(len(extent))):
-        along = cupy.arange(start[d], start[d] + extent[d], dtype=cupy.uint32) * cupy.uint32(step & MASK)
+        along = library.arange(start[d], start[d] + extent[d], dtype="uint32") * library.uint32(step & MASK)
         index = index + along.reshape(-1, *[1] * (len(extent) - 1 - d))
-        step *= shape[d]
-    mixed = index * cupy.uint32(0x85EBCA6B)
-    return ((mixed ^ (mixed >> cupy.uint32(15))) & cupy.uint32(0xFFFF)).astype(cupy.uint16)
+        step *= stack.layout.shape[d]
+    mixed = index * library.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> library.uint32(15))) & library.uint32(0xFFFF)
+    return mixed.astype("uint16")
 
 
 def spoil(made: Sequence[Stack]) -> None:

@@ -1,80 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reshard is compared with: the usual ways, and the least that the network allows.
+"""What is measured: a reshard, the usual ways beside it, and the least that the network allows.
 
-Every peer has `start`, which enqueues all its work on a stream, and is over when the stream is.
+Every method has `start`, which takes a stream for each local rank. On a device it enqueues all its work there and is
+over when the streams are; in host memory `wait` ends it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nccl_m2n.layout import Layout
 from nccl_m2n.measure.broadcast import GatherBroadcast
 from nccl_m2n.measure.collectives import Collectives
-from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.transport.base import DeviceBuffer, Message
-from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport
+from nccl_m2n.measure.setting import Setting
+from nccl_m2n.planning import Plan, Transfer, plan
+from nccl_m2n.transport.base import Message, Transport
 
-Arrays = Mapping[str, Any]
 BUCKET_BYTES = 256 << 20  # of the packed conventional way
+
+
+class Bound:
+    """A plan, bound: ours, or another method's."""
+
+    def __init__(self, setting: Setting, *, method: str = "reshard", graph: bool = False) -> None:
+        self._plan = plan(setting.transfers, setting.topology, method=method)
+        self._bound = self._plan.bind(setting.transport, *setting.arrays)
+        if graph:
+            self._bound.capture()
+
+    def start(self, streams: Mapping[int, Any]) -> None:
+        """Start the run; on a device, enqueue it."""
+        self._bound.run(streams)
+
+    def wait(self, timeout: float) -> None:
+        """End the run."""
+        self._bound.wait(timeout)
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of it beside its times."""
+        return {"staging_bytes": self._bound.staging_bytes, "rounds": self._plan.rounds}
+
+    def close(self) -> None:
+        """Release the binding."""
+        self._bound.close()
 
 
 class Limit:
     """The network limit: bare sends of just the bytes that must cross, each pair's in one message, no packing.
 
-    With `everything`, the bytes within domains too: the ceiling where there is one domain only.
+    Where there is one domain only, the bytes within it: the ceiling of that.
     """
 
-    def __init__(self, transport: NcclTransport, made: Plan, *, everything: bool = False) -> None:
-        cupy, rank = import_cupy(), transport.local_ranks[0]
-        size = (made.flows["stop"] - made.flows["start"])[made.hops["flow"]]
-        pairs: dict[tuple[int, int], int] = {}
-        for hop, n in zip(made.hops, size.tolist(), strict=True):
-            if hop["network"] or everything:
-                ends = int(hop["source"]), int(hop["destination"])
-                pairs[ends] = pairs.get(ends, 0) + n
-        mine = [(ends, n) for ends, n in sorted(pairs.items()) if rank in ends]
-        self._buffer = cupy.empty(max(1, sum(n for _, n in mine)), cupy.uint8)
-        messages, at = [], self._buffer.data.ptr
-        for (source, destination), n in mine:
-            send = source == rank
-            messages.append(Message(rank, destination if send else source, send, DeviceBuffer(at, n)))
-            at += n
-        self._rank, self._group = rank, transport.prepare(messages)
-        transport.connect((rank, m.peer, m.send) for m in messages)
+    def __init__(self, setting: Setting) -> None:
+        made = plan(setting.transfers, setting.topology)
+        pairs = pair_bytes(made, everything=len(made.topology.domains) == 1)
+        self._buffers, messages = [], []  # the buffers are kept: messages hold nothing but their addresses
+        for rank in setting.transport.local_ranks:
+            mine = [(ends, size) for ends, size in sorted(pairs.items()) if rank in ends]
+            with setting.memory.on(rank):
+                buffer = setting.memory.library.zeros(max(1, sum(size for _, size in mine)), "uint8")
+            self._buffers.append(buffer)
+            at = 0
+            for (source, destination), size in mine:
+                send = source == rank
+                peer = destination if send else source
+                messages.append(Message(rank, peer, send, setting.memory.buffer(buffer, at, size)))
+                at += size
+        self._group = setting.transport.prepare(messages)
+        if setting.transport.memory == "device":
+            setting.transport.connect((m.rank, m.peer, m.send) for m in messages)  # type: ignore[attr-defined]
 
-    def start(self, stream: Any) -> None:
-        """Enqueue the sends and receives."""
-        self._group.start({self._rank: stream.ptr})
+    def start(self, streams: Mapping[int, Any]) -> None:
+        """Start the sends and receives; on a device, enqueue them."""
+        self._group.start({rank: stream.ptr for rank, stream in streams.items()})
+
+    def wait(self, timeout: float) -> None:
+        """End them."""
+        self._group.finish(time.monotonic() + timeout)
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing beside its times."""
+        return {}
 
     def close(self) -> None:
-        """Nothing but memory is held."""
+        """Release the messages."""
+        self._group.close()
+
+
+def pair_bytes(made: Plan, *, everything: bool) -> dict[tuple[int, int], int]:
+    """Bytes from rank to rank over the network, or over everything, by (sender, receiver)."""
+    size = (made.flows["stop"] - made.flows["start"])[made.hops["flow"]]
+    pairs: dict[tuple[int, int], int] = {}
+    for hop, n in zip(made.hops, size.tolist(), strict=True):
+        if hop["network"] or everything:
+            ends = int(hop["source"]), int(hop["destination"])
+            pairs[ends] = pairs.get(ends, 0) + n
+    return pairs
 
 
 class EverySourceBroadcasts:
     """Each shard is broadcast by its first holder to all destination ranks, which take what they need."""
 
-    def __init__(
-        self, transport: NcclTransport, transfers: Sequence[Transfer], arrays: tuple[Arrays, Arrays]
-    ) -> None:
-        cupy, self._rank = import_cupy(), transport.local_ranks[0]
-        self._transfers, (self._sources, self._destinations) = transfers, arrays
-        self._source, self._destination = transfers[0].source, transfers[0].destination
-        self._net = Collectives(transport)
+    def __init__(self, setting: Setting) -> None:
+        cupy, self._rank, self._transfers = setting.memory.library, setting.rank, setting.transfers
+        self._sources, self._destinations = setting.arrays
+        self._source, self._destination = self._transfers[0].source, self._transfers[0].destination
+        self._net = Collectives(setting.transport)
         self._casters = _first_holders(self._source)
         self._handles = [
             self._net.split([r, *[d for d in self._destination.ranks if d != r]]) for r in self._casters
         ]
         shapes = [self._source.local_shape(r) for r in self._casters]
         self._buffers = [
-            None if h is None else cupy.empty((len(transfers), *s), cupy.uint16)
+            None if h is None else cupy.empty((len(self._transfers), *s), cupy.uint16)
             for h, s in zip(self._handles, shapes, strict=True)
         ]
 
-    def start(self, stream: Any) -> None:
+    def start(self, streams: Mapping[int, Any]) -> None:
         """Enqueue everything."""
+        stream = streams[self._rank]
         with stream:
             for i, t in enumerate(self._transfers):
                 for rank, buffer in zip(self._casters, self._buffers, strict=True):
@@ -98,6 +145,10 @@ class EverySourceBroadcasts:
                         to = _within(box, mine.box.start, mine.offset)
                         target[to] = buffer[i][_within(box, piece.box.start, piece.offset)]
 
+    def facts(self) -> dict[str, Any]:
+        """Nothing beside its times."""
+        return {}
+
     def close(self) -> None:
         """Destroy the communicators."""
         self._net.close()
@@ -116,39 +167,31 @@ def _within(box: Any, start: Sequence[int], offset: Sequence[int]) -> tuple[slic
     )
 
 
-class Bound:
-    """A plan, bound: ours, or the direct method."""
-
-    def __init__(
-        self,
-        transport: NcclTransport,
-        transfers: Sequence[Transfer],
-        arrays: tuple[Arrays, Arrays],
-        topology: Topology,
-        *,
-        method: str = "reshard",
-        graph: bool = False,
-    ) -> None:
-        self.plan = plan(transfers, topology, method=method)
-        self.bound = self.plan.bind(transport, *arrays)
-        if graph:
-            self.bound.capture()
-
-    def start(self, stream: Any) -> None:
-        """Enqueue the run."""
-        self.bound.run(stream)
-
-    def close(self) -> None:
-        """Release the binding."""
-        self.bound.close()
-
-
-PEERS: dict[str, Callable[..., Any]] = {
-    "reshard": lambda tr, t, a, top: Bound(tr, t, a, top),
-    "reshard, graph": lambda tr, t, a, top: Bound(tr, t, a, top, graph=True),
-    "limit": lambda tr, t, a, top: Limit(tr, plan(t, top), everything=len(top.domains) == 1),
-    "direct": lambda tr, t, a, top: Bound(tr, t, a, top, method="direct"),
-    "gather+broadcast": lambda tr, t, a, top: GatherBroadcast(tr, t, a, bucket_bytes=0),
-    "gather+broadcast, packed": lambda tr, t, a, top: GatherBroadcast(tr, t, a, bucket_bytes=BUCKET_BYTES),
-    "every source broadcasts": lambda tr, t, a, top: EverySourceBroadcasts(tr, t, a),
+PEERS: dict[str, Callable[[Setting], Any]] = {
+    "reshard": Bound,
+    "reshard, graph": partial(Bound, graph=True),
+    "limit": Limit,
+    "direct": partial(Bound, method="direct"),
+    "gather+broadcast": partial(GatherBroadcast, bucket_bytes=0),
+    "gather+broadcast, packed": partial(GatherBroadcast, bucket_bytes=BUCKET_BYTES),
+    "every source broadcasts": EverySourceBroadcasts,
+    "gather+broadcast, planned": partial(Bound, method="gather_broadcast"),
 }
+UNVERIFIED = {"limit"}  # it moves bytes that nobody asked for
+BY_COLLECTIVES = {"gather+broadcast", "gather+broadcast, packed", "every source broadcasts"}
+
+
+def available(transport: Transport, transfers: Sequence[Transfer]) -> list[str]:
+    """Names of the methods that can be measured.
+
+    NCCL's own collectives need one rank a process, and sources that are no destinations; graphs need a GPU.
+    The planned gather and broadcast stands in where there are no collectives.
+    """
+    both = any(set(t.source.ranks) & set(t.destination.ranks) for t in transfers)
+    if transport.memory == "host":
+        without = BY_COLLECTIVES | {"reshard, graph"}
+    elif len(transport.local_ranks) > 1 or both:
+        without = BY_COLLECTIVES
+    else:
+        without = {"gather+broadcast, planned"}
+    return [method for method in PEERS if method not in without]

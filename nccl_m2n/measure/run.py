@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from nccl_m2n.measure.data import by_name, count_wrong, fill, spoil, stacks
-from nccl_m2n.measure.peers import PEERS
+from nccl_m2n.measure.peers import PEERS, UNVERIFIED
+from nccl_m2n.measure.setting import Setting
 from nccl_m2n.planning import Topology, Transfer
-from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport
-
-UNVERIFIED = {"limit"}  # it moves bytes that nobody asked for
+from nccl_m2n.transport.base import Transport
 
 
 def measure_case(
-    transport: NcclTransport,
+    transport: Transport,
     transfers: Sequence[Transfer],
     topology: Topology,
     methods: Sequence[str],
@@ -26,61 +22,61 @@ def measure_case(
     iterations: int = 7,
     warmup: int = 1,
     timeout: float = 60.0,
+    check: bool = True,
 ) -> dict[str, Any]:
-    """Time some methods on one problem. Collective; one rank a process.
+    """Time some methods on one problem. Collective.
 
     Args:
-        transport: Joins the ranks.
+        transport: Joins the ranks; in device memory or in host memory.
         transfers: The problem, of uint16 elements.
         topology: The domains.
-        methods: Names out of `PEERS`; they take turns, so that drift falls on all alike.
+        methods: Some of what `peers.available` names; they take turns, so that drift falls on all alike.
         iterations: Timed runs of each.
         warmup: Runs before these.
         timeout: Of each run, in seconds.
+        check: Whether the first and the last run of each method are verified.
 
     Returns:
         By method: ``seconds`` (of the slowest rank, by run), ``host_seconds`` (until `start` had returned,
-        likewise), ``wrong`` elements over all ranks, or ``error``. On every rank the same.
+        likewise), ``wrong`` elements over all ranks (None where it was not checked), and for plans
+        ``staging_bytes`` (of this process) and ``rounds``. But for the staging, on every rank the same.
     """
-    cupy, rank = import_cupy(), transport.local_ranks[0]
-    sources, destinations = (stacks(transfers, side, rank) for side in ("source", "destination"))
-    fill(sources, rank)
-    arrays = by_name(sources), by_name(destinations)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    results: dict[str, Any] = {m: {"seconds": [], "host_seconds": [], "wrong": 0} for m in methods}
-    peers = {m: PEERS[m](transport, transfers, arrays, topology) for m in methods}
-    for turn in range(warmup + iterations):
+    setting = Setting.of(transport, transfers, topology)
+    results: dict[str, Any] = {
+        m: {"seconds": [], "host_seconds": [], "wrong": 0 if check and m not in UNVERIFIED else None}
+        for m in methods
+    }
+    with setting.memory.on(setting.rank):
+        peers = {m: PEERS[m](setting) for m in methods}
+        for turn in range(warmup + iterations):
+            for method, peer in peers.items():
+                result = results[method]
+                ends = turn in (0, warmup + iterations - 1)
+                host, total, wrong = _one_run(setting, peer, timeout, ends and result["wrong"] is not None)
+                if wrong:
+                    result["wrong"] += wrong
+                if turn >= warmup:
+                    result["host_seconds"].append(host)
+                    result["seconds"].append(total)
         for method, peer in peers.items():
-            check = method not in UNVERIFIED and turn in (0, warmup + iterations - 1)
-            if check:
-                spoil(destinations)
-            cupy.cuda.runtime.deviceSynchronize()
-            host, total = _timed(transport, lambda p=peer: p.start(stream), stream, timeout)
-            wrong = count_wrong(destinations, rank) if check else 0
-            said = [
-                json.loads(t) for t in transport.exchange({rank: json.dumps([host, total, wrong]).encode()})
-            ]
-            results[method]["wrong"] += sum(w for _, _, w in said)
-            if turn >= warmup:
-                results[method]["host_seconds"].append(max(h for h, _, _ in said))
-                results[method]["seconds"].append(max(t for _, t, _ in said))
-    for method, peer in peers.items():
-        bound = getattr(peer, "bound", None)
-        if bound is not None:
-            results[method]["staging_bytes"] = bound.staging_bytes
-            results[method]["rounds"] = bound.plan.rounds
-    for peer in reversed(peers.values()):
-        peer.close()
+            results[method] |= peer.facts()
+        for peer in reversed(peers.values()):
+            peer.close()
     return results
 
 
-def _timed(
-    transport: NcclTransport, start: Callable[[], None], stream: Any, timeout: float
-) -> tuple[float, float]:
-    """Seconds until `start` had returned and until its work was done, from a common beginning."""
-    transport.exchange({transport.local_ranks[0]: b""})
+def _one_run(setting: Setting, peer: Any, timeout: float, check: bool) -> tuple[float, float, int]:
+    """Seconds until `start` had returned and until all was done, and wrong elements; of all ranks."""
+    if check:
+        setting.spoil()
+    setting.memory.settle()
+    setting.share({})  # a common beginning
     began = time.perf_counter()
-    start()
+    peer.start(setting.memory.streams)
     queued = time.perf_counter()
-    transport.wait(lambda: stream.done, time.monotonic() + timeout, "a measured run")
-    return queued - began, time.perf_counter() - began
+    setting.memory.finish(peer, timeout)
+    done = time.perf_counter()
+    wrong = setting.count_wrong() if check else {}
+    said = setting.share({r: [queued - began, done - began, wrong.get(r, 0)] for r in setting.stacks})
+    hosts, totals, wrongs = zip(*said, strict=True)
+    return max(hosts), max(totals), sum(wrongs)
