@@ -140,15 +140,13 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
     kind = transports.choose(arguments.transport, meeting, problem, arguments.ranks)
     with transports.make(kind, meeting, problem, arguments.ranks) as transport:
         found = transports.domains_found(transport) if arguments.domain is None else []
-        domain = arguments.domain
-        if domain is None and transport.memory == "host" and len(found) == 1 and problem.first:
-            domain = "sides"  # one machine's memory is no NVLink: plan as for the two machines it stands for
+        domain = problem.domain_for(arguments.domain, transport.memory, found)
         topology, domains_from = together(meeting, lambda: problem.topology(domain, found))
         began = time.perf_counter()
         plan = together(meeting, lambda: problem.plan(topology))
         job = Refitting(arguments, problem, weights, transport, CARRIERS[kind], plan, domains_from)
         job.seconds["plan"] = time.perf_counter() - began
-        transports.require_memory(meeting, job.host_bytes)
+        transports.require_memory(meeting, job.host_bytes, "take fewer layers (--layers) or more hosts")
         job.read()
         job.move()
         job.verify()

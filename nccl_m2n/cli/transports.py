@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transport a refit takes: NCCL where every rank has a GPU, else host memory."""
+"""Which transport a command takes: NCCL where every rank has a GPU, else host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from nccl_m2n.cli.meeting import Meeting, refused_together, together
-from nccl_m2n.cli.problem import Problem
+from nccl_m2n.cli.sides import Sides
 from nccl_m2n.errors import CommandError, TransportError
 from nccl_m2n.transport import LocalTransport, Transport
 from nccl_m2n.transport.gpu import device_count
@@ -33,13 +33,13 @@ def gpu_states(meeting: Meeting) -> list[list[Any]]:
     return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host(), sharing]).encode())]
 
 
-def choose(kind: str, meeting: Meeting, problem: Problem, ranks: int | None) -> str:
+def choose(kind: str, meeting: Meeting, problem: Sides, ranks: int | None) -> str:
     """The kind of transport, or the reason why it cannot be had. Collective.
 
     Args:
         kind: ``"auto"``, ``"mpi"``, ``"nccl"`` or ``"local"``.
         meeting: The processes.
-        problem: What is to be moved.
+        problem: What is to be moved, by its sides.
         ranks: How many ranks a transport within one process has, where that was said.
 
     Raises:
@@ -79,7 +79,7 @@ def choose(kind: str, meeting: Meeting, problem: Problem, ranks: int | None) -> 
     return together(meeting, decide)
 
 
-def make(chosen: str, meeting: Meeting, problem: Problem, ranks: int | None) -> Transport:
+def make(chosen: str, meeting: Meeting, problem: Sides, ranks: int | None) -> Transport:
     """The transport that was chosen. Collective."""
     if chosen == "local":
         return LocalTransport(ranks or problem.ranks)
@@ -108,12 +108,13 @@ def domains_found(transport: Transport) -> list[list[int]]:
     return refused_together(transport, transport.discover_domains)
 
 
-def require_memory(meeting: Meeting, needed: int) -> None:
+def require_memory(meeting: Meeting, needed: int, remedy: str) -> None:
     """Refuse arrays that a host has no memory for, before it ends a process for them. Collective.
 
     Args:
         meeting: The processes.
         needed: Bytes of host memory that this process will take.
+        remedy: What to do where there is not as much.
 
     Raises:
         RefusedError: On all ranks.
@@ -129,7 +130,7 @@ def require_memory(meeting: Meeting, needed: int) -> None:
             if free is not None and amount > free:
                 raise CommandError(
                     f"the ranks on {host.split()[1]} need {amount / 1e9:.1f} GB of memory for their arrays, "
-                    f"{free / 1e9:.1f} GB are free; take fewer layers (--layers) or more hosts"
+                    f"{free / 1e9:.1f} GB are free; {remedy}"
                 )
 
     together(meeting, check)
