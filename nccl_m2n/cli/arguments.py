@@ -7,11 +7,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from nccl_m2n.cli.side import Side
 from nccl_m2n.errors import CommandError
+from nccl_m2n.measure import PEERS
 from nccl_m2n.refit import Parallelism
 
 PROGRAM = "python -m nccl_m2n"
 SIDES = "sides"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 _MODEL = """a .safetensors file, an index, a directory or a config.json; the name of a shipped model, such as
 Llama-3.1-8B; a model that an installed package carries (all-MiniLM-L6-v2), or package:DISTRIBUTION"""
@@ -41,6 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     _add_refit(commands)
     _add_plan(commands)
     _add_simulate(commands)
+    _add_bench(commands)
     _add_doctor(commands)
     return parser.parse_args(argv)
 
@@ -62,13 +66,29 @@ def _add_problem(parser: Parser) -> None:
     parser.add_argument(
         "--destination", required=True, type=parallelism, metavar="SIZES", help="such as tp=8,dp=2"
     )
-    parser.add_argument(
-        "--overlap", action="store_true", help="both sides start at rank 0, on the same ranks"
-    )
+    _add_overlap(parser)
     parser.add_argument("--rules", metavar="FILE", help="JSON list of rules: which parameter is sharded how")
     parser.add_argument("--layers", type=count, metavar="N", help="only the first N layers of the model")
     parser.add_argument(
         "--staging-mib", type=count, default=256, metavar="N", help="staging that a rank may need (256)"
+    )
+
+
+def _add_overlap(parser: Parser) -> None:
+    parser.add_argument(
+        "--overlap", action="store_true", help="both sides start at rank 0, on the same ranks"
+    )
+
+
+def _add_carrier(parser: Parser) -> None:
+    parser.add_argument(
+        "--domain", type=domain, metavar="N", help=_DOMAIN + "; left out, what the transport finds"
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "mpi", "nccl", "local"),
+        default="auto",
+        help="auto: nccl where every rank has a GPU, else mpi under mpiexec, else local",
     )
 
 
@@ -78,16 +98,8 @@ def _add_refit(commands: Any) -> None:
     without data gets weights made up from names and positions, so that every byte can be verified as well."""
     parser = _command(commands, "refit", "move a model's real bytes and verify every one", text)
     _add_problem(parser)
-    parser.add_argument(
-        "--domain", type=domain, metavar="N", help=_DOMAIN + "; left out, what the transport finds"
-    )
+    _add_carrier(parser)
     parser.add_argument("--steps", type=count, default=3, metavar="N", help="how often it is moved (3)")
-    parser.add_argument(
-        "--transport",
-        choices=("auto", "mpi", "nccl", "local"),
-        default="auto",
-        help="auto: nccl where every rank has a GPU, else mpi under mpiexec, else local",
-    )
     parser.add_argument("--ranks", type=count, metavar="N", help="how many ranks the local transport has")
     parser.add_argument(
         "--made-up", action="store_true", help="make the weights up even where the model has data"
@@ -121,6 +133,32 @@ def _add_simulate(commands: Any) -> None:
     )
 
 
+def _add_bench(commands: Any) -> None:
+    text = """Time a reshard of tensors of growing size beside its peers, in the same run, and check the results.
+    Run it under mpiexec or torchrun, one rank a process; alone, all ranks are in this process."""
+    parser = _command(commands, "bench", "time tensors of growing size beside peers", text)
+    side = "mesh and placements, such as '4: S(0)' or '2x2: R S(1)'; without a mesh, half of the ranks"
+    parser.add_argument("--source", type=side_of_bench, metavar="SIDE", help=side + " (S(0))")
+    parser.add_argument("--destination", type=side_of_bench, metavar="SIDE", help="likewise (R)")
+    _add_overlap(parser)
+    parser.add_argument("-b", "--begin", type=size, default=1 << 20, metavar="BYTES", help="first size (1M)")
+    parser.add_argument("-e", "--end", type=size, default=64 << 20, metavar="BYTES", help="last size (64M)")
+    parser.add_argument("-f", "--factor", type=count, default=4, metavar="X", help="from size to size (4)")
+    parser.add_argument("-n", "--iterations", type=count, default=20, metavar="N", help="timed runs (20)")
+    parser.add_argument("-w", "--warmup", type=whole, default=5, metavar="N", help="runs before these (5)")
+    parser.add_argument(
+        "-c", "--check", type=int, choices=(0, 1), default=1, help="check the first and the last run (1)"
+    )
+    parser.add_argument(
+        "--method", action="append", choices=tuple(PEERS), metavar="NAME",
+        help=f"only this one; may be given again: {', '.join(map(repr, PEERS))}",
+    )  # fmt: skip
+    _add_carrier(parser)
+    parser.add_argument(
+        "--timeout", type=positive, default=60.0, metavar="SECONDS", help="limit of one run (60)"
+    )
+
+
 def _add_doctor(commands: Any) -> None:
     text = "Versions, GPUs, NVLink domains and NICs, and what works here and what does not."
     _command(commands, "doctor", "say what is here and what works", text)
@@ -132,6 +170,27 @@ def parallelism(text: str) -> Parallelism:
         return Parallelism.parse(text)
     except CommandError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def side_of_bench(text: str) -> Side:
+    """Mesh and placements."""
+    try:
+        return Side.parse(text)
+    except CommandError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def size(text: str) -> int:
+    """Bytes, with a binary unit where one is given: 1M are 1024 × 1024, as in nccl-tests."""
+    digits, unit = text.rstrip("kKmMgG"), text.lstrip("0123456789").upper()
+    if not digits.isdecimal() or unit not in UNITS or not int(digits):
+        raise argparse.ArgumentTypeError(f"expected bytes such as 65536, 64K, 16M or 1G, got {text!r}")
+    return int(digits) * UNITS[unit]
+
+
+def whole(text: str) -> int:
+    """A whole number of 0 or more."""
+    return 0 if text == "0" else count(text)
 
 
 def count(text: str) -> int:

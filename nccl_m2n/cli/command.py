@@ -12,7 +12,7 @@ from nccl_m2n.cli.arguments import PROGRAM, parse
 from nccl_m2n.cli.meeting import Meeting, Place, RefusedError, one_line, report_fault, together
 from nccl_m2n.errors import M2nError, TransportError
 
-COLLECTIVE = ("refit", "doctor")  # every rank takes part; the others are for rank 0 alone
+COLLECTIVE = ("refit", "bench", "doctor")  # every rank takes part; the others are for rank 0 alone
 USAGE, FAULT = 2, 1  # exit statuses
 
 
@@ -70,6 +70,10 @@ def _dispatch(arguments: argparse.Namespace, meeting: Meeting) -> None:
         from nccl_m2n.cli.refit import refit
 
         refit(arguments, meeting)
+    elif arguments.command == "bench":
+        from nccl_m2n.cli.bench import bench
+
+        bench(arguments, meeting)
     elif arguments.command == "doctor":
         from nccl_m2n.cli.doctor import doctor
 

@@ -25,8 +25,6 @@ from nccl_m2n.errors import VerificationError
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
 
-CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
-
 
 @dataclass
 class Refitting:
@@ -144,7 +142,7 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
         topology, domains_from = together(meeting, lambda: problem.topology(domain, found))
         began = time.perf_counter()
         plan = together(meeting, lambda: problem.plan(topology))
-        job = Refitting(arguments, problem, weights, transport, CARRIERS[kind], plan, domains_from)
+        job = Refitting(arguments, problem, weights, transport, transports.CARRIERS[kind], plan, domains_from)
         job.seconds["plan"] = time.perf_counter() - began
         transports.require_memory(meeting, job.host_bytes, "take fewer layers (--layers) or more hosts")
         job.read()

@@ -13,6 +13,7 @@ from nccl_m2n.errors import CommandError, TransportError
 from nccl_m2n.transport import LocalTransport, Transport
 from nccl_m2n.transport.gpu import device_count
 
+CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
 _MEMORY_INFO = "/proc/meminfo"
 
 

@@ -6,13 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.collectives import Collectives
 from nccl_m2n.measure.setting import Setting
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound
+
+if TYPE_CHECKING:
+    from nccl_m2n.transport.nccl import NcclTransport
 
 ITEM = 2  # bytes of the uint16 elements that are measured with
 
@@ -29,7 +32,7 @@ class GatherBroadcast:
     """
 
     def __init__(self, setting: Setting, *, bucket_bytes: int) -> None:
-        self._transport: Any = setting.transport
+        self._transport = cast("NcclTransport", setting.transport)
         transfers, self._rank = setting.transfers, setting.rank
         self._sources, self._destinations = setting.arrays
         self._root = min(t.source.ranks[0] for t in transfers)
@@ -73,7 +76,7 @@ class GatherBroadcast:
                     self._assemble(bucket)
                 if self._casting is not None:
                     size = sum(map(_elements, bucket))
-                    self._net.broadcast(self._casting, self._whole[:size], stream)
+                    self._net.broadcast(self._casting, self._whole[:size], stream)  # type: ignore[index]
                     self._deliver(bucket)
 
     def _pack(self, bucket: Sequence[Transfer]) -> None:

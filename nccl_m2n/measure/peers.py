@@ -126,7 +126,7 @@ class EverySourceBroadcasts:
             for i, t in enumerate(self._transfers):
                 for rank, buffer in zip(self._casters, self._buffers, strict=True):
                     if rank == self._rank:
-                        buffer[i] = self._sources[t.name]
+                        buffer[i] = self._sources[t.name]  # type: ignore[index]
             self._net.bindings.group_start()
             for handle, buffer in zip(self._handles, self._buffers, strict=True):
                 if handle is not None:

@@ -25,7 +25,7 @@ class Load:
 
     nbytes: int  # of the global tensors, each once
     bus_bytes: int  # that the busiest rank sends or receives, over the bottleneck tier
-    tier: str  # "network", "NVLink", or "none" where nothing goes from rank to rank
+    tier: str  # "network", "within domains", or "none" where nothing goes from rank to rank
 
     @classmethod
     def of(cls, plan: Plan) -> Load:
@@ -35,7 +35,7 @@ class Load:
         if traffic.network_bytes:
             return cls(nbytes, traffic.busiest, "network")
         within = max(int(traffic.nvlink_sent.max(initial=0)), int(traffic.nvlink_received.max(initial=0)))
-        return cls(nbytes, within, "NVLink" if within else "none")
+        return cls(nbytes, within, "within domains" if within else "none")
 
     def bandwidths(self, seconds: float) -> tuple[float, float]:
         """Algorithm and bus bandwidth, in bytes a second."""
