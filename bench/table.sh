@@ -17,9 +17,10 @@ cluster() {  # hosts, ranks a host, Gbit/s, seconds, command …
 }
 cases() { cluster "$1" "$2" "$3" "$4" python3 bench/reshard.py --cluster "$1x$2" --nic-gbit "$3" \
   --iterations 5 --json "$OUT/reshard_$1x$2_$3gbit.json" "${@:5}"; }
-refit() {  # hosts, ranks a host, Gbit/s, model, source, destination
+packed=(--method reshard --method "reshard, graph" --method limit --method "gather+broadcast, packed")
+refit() {  # hosts, ranks a host, Gbit/s, model, source, destination, options …
   cluster "$1" "$2" "$3" 110 python3 bench/refit.py --model "$4" --source "$5" --destination "$6" --per-domain "$2" \
-    --iterations 5 --json "$OUT/refit_$4_$(tr -d =, <<<"$5")_$(tr -d =, <<<"$6")_$1x$2.json"
+    --iterations 5 "${@:7}" --json "$OUT/refit_$4_$(tr -d =, <<<"$5")_$(tr -d =, <<<"$6")_$1x$2.json"
 }
 
 few=()  # at 2 Gbit/s the slower peers would take minutes
@@ -33,8 +34,8 @@ for step in $steps; do
     process) NCCL_MULTI_RANK_GPU_ENABLE=1 timeout 60 python3 bench/one_process.py --ranks 8 --same-gpu \
       --json "$OUT/one_process.json" ;;
     dense) refit 2 4 4 dense tp=4 tp=2,dp=2 ;;
-    moe) refit 2 4 4 moe ep=4 tp=4; refit 2 4 4 moe pp=2,ep=2 tp=2,dp=2 ;;
-    wide) refit 2 6 2 moe ep=6 tp=3,dp=2 ;;
+    moe) refit 2 4 4 moe ep=4 tp=4; refit 2 4 4 moe pp=2,ep=2 tp=2,dp=2 "${packed[@]}" ;;
+    wide) refit 2 6 2 moe ep=6 tp=3,dp=2 "${packed[@]}" ;;
     *) echo "no such step: $step"; exit 2 ;;
   esac
 done

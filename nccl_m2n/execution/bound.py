@@ -20,6 +20,10 @@ class Executor(Protocol):
 
     staging_bytes: int
 
+    @property
+    def busy(self) -> bool:
+        """Whether a run has been started and is not known to be over."""
+
     def connect(self) -> None:
         """Make connections, once all ranks have agreed. Collective."""
 
@@ -112,17 +116,21 @@ class Bound:
 
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
-        if self._executor is not None and not self._failed:
+        executor = self._executor
+        if executor is not None and self._failed:
+            self.transport.keep((executor, self._owners))  # peers may still write into this memory
+        elif executor is not None:
             self.wait()
-            self._executor.close()
+            executor.close()
         self._executor, self._owners = None, ()
 
     def __enter__(self) -> Bound:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._failed = True  # a run may be under way whose peers are gone; do not wait for it
+        if error is not None and self._executor is not None and self._executor.busy and not self._failed:
+            self._failed = True  # the peers may be anywhere: an orderly end would wait for them
+            self.transport.abort()
         self.close()
 
     def __repr__(self) -> str:

@@ -53,6 +53,11 @@ class DeviceExecutor:
         self._graph: Any = None
         self._ran = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether the device still works on the last run."""
+        return self._ran and not all(one.finished.done for one in self._ranks)
+
     def connect(self) -> None:
         """Make the connections that the program uses. Collective: only after all ranks have agreed."""
         self._transport.connect(

@@ -79,6 +79,11 @@ class HostExecutor:
         receive = send + 2 * placement.send_slot_bytes
         return lower(program, placement, sources, destinations, send, receive)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a started run has not been finished."""
+        return self._pending
+
     def connect(self) -> None:
         """Nothing: host transports are connected when they are made."""
 

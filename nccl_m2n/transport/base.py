@@ -73,6 +73,10 @@ class Transport(ABC):
             domains.setdefault(label, []).append(rank)
         return list(domains.values())
 
+    def keep(self, thing: Any) -> None:
+        """Hold on to memory that an unfinished run may still touch, for as long as this transport lives."""
+        self.__dict__.setdefault("_kept", []).append(thing)
+
     @abstractmethod
     def abort(self) -> None:
         """Give up: no further message will be sent, and pending ones end."""
