@@ -20,4 +20,6 @@ with m2n.MpiTransport(MPI.COMM_WORLD) as transport:
             refit.wait()
         assert refit.verify() == []  # the same on every rank
         if rank == 0:
-            print(f"version {refit.version}: {refit.report.tensors} tensors, {refit.report.share:.0%} by Reshard")
+            print(
+                f"version {refit.version}: {refit.report.tensors} tensors, {refit.report.share:.0%} by Reshard"
+            )

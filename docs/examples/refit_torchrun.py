@@ -30,4 +30,6 @@ with m2n.NcclTransport.from_environment() as transport:
             refit.wait()
         assert refit.verify() == []
         if rank == 0:
-            print(f"version {refit.version}: {refit.report.tensors} tensors, {refit.report.share:.0%} by Reshard")
+            print(
+                f"version {refit.version}: {refit.report.tensors} tensors, {refit.report.share:.0%} by Reshard"
+            )

@@ -13,7 +13,7 @@ from nccl_m2n.dtypes import item_size
 from nccl_m2n.errors import PlanError
 from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bound import Bound, Executor
-from nccl_m2n.execution.factored import split_factored
+from nccl_m2n.execution.factored import align_factors, split_factored
 from nccl_m2n.execution.formats import format_number
 from nccl_m2n.execution.given import SIDES, Given, refuse_overlaps
 from nccl_m2n.execution.host import HostExecutor
@@ -156,6 +156,7 @@ def _task(
         for side, arrays in zip(SIDES, (sources, destinations), strict=True)
     ]
     refuse_overlaps(plan.transfers, *given)
+    align_factors((given[0].views, given[1].views), (given[0].factors, given[1].factors))
     arrays = [
         Arrays.of(one.by_number(), kinds.sizes(dtype), kinds.formats(dtype))
         for one, dtype in zip(given, ("dtype", "destination_dtype"), strict=True)

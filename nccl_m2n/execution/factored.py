@@ -2,8 +2,9 @@
 """Arrays with more dimensions than their layout: one dimension seen as several, in row-major order.
 
 Fused storage needs them: the query rows of an interleaved QKV matrix are a strided view of shape (groups, rows,
-columns), where the layout speaks of (groups × rows, columns). Cells are cut where a group ends; a cut cell
-is a box again in the array's own dimensions, and no copy or message has to know.
+columns), where the layout speaks of (groups × rows, columns). A cell that is made of whole groups is a box in the
+array's own dimensions as well, in the same order of elements. Others are cut where their first and their last
+group end; what is left are boxes again, and no copy or message has to know.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout.intervals import Ints, overlaps
 from nccl_m2n.planning.places import CELL
 from nccl_m2n.planning.program import LOCAL, Program
 
 Factors: TypeAlias = tuple[tuple[int, ...], ...]  # for each dimension of the layout, those of the array
-Rectangle: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # start within the cell, extent
+Run: TypeAlias = tuple[int, int]  # start within a cell's dimension, length
+Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # extent and offset in the array, as in a `CELL`
+WIDTH = CELL["extent"].shape[0]
 
 
 def factor_shape(shape: Sequence[int], local_shape: Sequence[int]) -> Factors | None:
@@ -44,10 +48,59 @@ def factor_shape(shape: Sequence[int], local_shape: Sequence[int]) -> Factors | 
     return None if rest else tuple(factors)
 
 
+def align_factors(
+    views: tuple[dict[int, ArrayView], dict[int, ArrayView]],
+    factors: tuple[dict[int, Factors], dict[int, Factors]],
+) -> None:
+    """Split what one side alone splits on the other side as well, where both are on this rank.
+
+    A rank copies to itself box by box, and boxes must then have the same extents on both sides.
+
+    Args:
+        views: The source's and the destination's views, by transfer; changed.
+        factors: How they split dimensions of their layout, where they do; changed.
+    """
+    for number in factors[0].keys() | factors[1].keys():
+        if not all(number in side for side in views):
+            continue
+        given = [
+            f.get(number) or tuple((n,) for n in v[number].shape) for v, f in zip(views, factors, strict=True)
+        ]
+        for side in (0, 1):
+            finer = _finer(given[side], given[1 - side])
+            if finer != given[side] and sum(map(len, finer)) <= WIDTH:
+                views[side][number] = _split_view(views[side][number], given[side], finer)
+                factors[side][number] = finer
+
+
+def _finer(own: Factors, other: Factors) -> Factors:
+    """Own factors, where a dimension has none those of the other side if they divide it."""
+    return tuple(
+        (a[0] // math.prod(b[1:]), *b[1:])
+        if len(a) == 1 and len(b) > 1 and math.prod(b[1:]) and a[0] % math.prod(b[1:]) == 0
+        else a
+        for a, b in zip(own, other, strict=True)
+    )
+
+
+def _split_view(view: ArrayView, factors: Factors, finer: Factors) -> ArrayView:
+    """The same elements with some dimensions split."""
+    shape: list[int] = []
+    strides: list[int] = []
+    rest = iter(view.strides)
+    for before, after in zip(factors, finer, strict=True):
+        own = [next(rest) for _ in before]
+        if before != after:
+            own = [own[0] * math.prod(after[i + 1 :]) for i in range(len(after))]
+        shape += after
+        strides += own
+    return replace(view, shape=tuple(shape), strides=tuple(strides))
+
+
 def split_factored(
     program: Program, sources: Mapping[int, Factors], destinations: Mapping[int, Factors], item: Ints
 ) -> Program:
-    """Cut the cells of arrays with more dimensions than their layout.
+    """Describe the cells of arrays with more dimensions than their layout in the arrays' dimensions.
 
     Args:
         program: What a rank does.
@@ -62,15 +115,15 @@ def split_factored(
     destination_cells, unpacked = _split_side(
         program.destination_cells, program.parts[received], destinations, item
     )
-    pairs, local_source, local_destination = _split_local(program, sources, destinations)
+    local_source, local_destination = _split_local(program, sources, destinations)
     parts = np.concatenate([packed, unpacked])
     parts = parts[np.argsort(parts["block"], kind="stable")]
     blocks = program.blocks.copy()
     blocks["parts"] = np.bincount(parts["block"], minlength=len(blocks))
     blocks["first_part"] = np.cumsum(blocks["parts"]) - blocks["parts"]
-    local = np.zeros(pairs, LOCAL)
-    local["source"] = len(source_cells) + np.arange(pairs)
-    local["destination"] = len(destination_cells) + np.arange(pairs)
+    local = np.zeros(len(local_source), LOCAL)
+    local["source"] = len(source_cells) + np.arange(len(local))
+    local["destination"] = len(destination_cells) + np.arange(len(local))
     return replace(
         program,
         blocks=blocks,
@@ -85,9 +138,11 @@ def _split_side(
     cells: np.ndarray[Any, Any], parts: np.ndarray[Any, Any], factors: Mapping[int, Factors], item: Ints
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """One side's cells cut, and the parts of the cut cells."""
-    rows = [_cut_cell(cell, factors, None) for cell in cells]
-    cut = _cells([row for group in rows for row in group])
-    counts = np.array([len(group) for group in rows], np.int64)
+    chosen = np.isin(cells["transfer"], list(factors))
+    places = [
+        [place for (place,) in _places(*_own(cell, factors[int(cell["transfer"])]))] for cell in cells[chosen]
+    ]
+    cut, counts = _replaced(cells, chosen, places)
     size = cut["extent"].prod(axis=1) * item[cut["transfer"]]
     stop = np.cumsum(size)  # all cells' streams laid end to end; their cuts follow each other in them
     first = np.cumsum(counts) - counts
@@ -101,73 +156,122 @@ def _split_side(
     return cut, made
 
 
+def _replaced(
+    cells: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], places: Sequence[Sequence[Place]]
+) -> tuple[np.ndarray[Any, Any], Ints]:
+    """The cells with each chosen one replaced by some of other places, and how many stand for each."""
+    counts = np.ones(len(cells), np.int64)
+    counts[chosen] = [len(each) for each in places]
+    cut = np.repeat(cells, counts)
+    rows = np.flatnonzero(np.repeat(chosen, counts))
+    if len(rows):
+        cut["extent"][rows] = [extent for each in places for extent, _ in each]
+        cut["offset"][rows] = [offset for each in places for _, offset in each]
+    return cut, counts
+
+
 def _split_local(
     program: Program, sources: Mapping[int, Factors], destinations: Mapping[int, Factors]
-) -> tuple[int, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The local copies' cells, cut at the groups of both sides."""
-    rows: list[Any] = []
-    for source, destination in program.local.tolist():
-        a, b = program.source_cells[source], program.destination_cells[destination]
-        here = _cut_cell(a, sources, (b, destinations))
-        rows += zip(here, _cut_cell(b, destinations, (a, sources)), strict=True)
-    return len(rows), _cells([a for a, _ in rows]), _cells([b for _, b in rows])
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The local copies' cells, cut alike on both sides."""
+    pairs = [program.source_cells[program.local["source"]]]
+    pairs.append(program.destination_cells[program.local["destination"]])
+    chosen = np.isin(pairs[0]["transfer"], list(sources.keys() | destinations.keys()))
+    both = []
+    for a, b in zip(pairs[0][chosen], pairs[1][chosen], strict=True):
+        number = int(a["transfer"])
+        known = sources.get(number) or destinations[number]
+        plain = tuple((0,) for _ in known)
+        first = _own(a, sources.get(number, plain))
+        second = _own(b, destinations.get(number, plain))
+        both.append(_places(*first, *second[1:]))
+    made = [
+        _replaced(cells, chosen, [[pair[side] for pair in each] for each in both])[0]
+        for side, cells in enumerate(pairs)
+    ]
+    return made[0], made[1]
 
 
-def _cells(rows: Sequence[Any]) -> np.ndarray[Any, Any]:
-    return np.array(rows, CELL) if rows else np.zeros(0, CELL)
-
-
-def _cut_cell(cell: Any, factors: Mapping[int, Factors], other: Any) -> list[Any]:
-    """The pieces of one cell, in the order of its stream and in the array's dimensions."""
-    transfer = int(cell["transfer"])
-    mine = factors.get(transfer)
-    theirs = None if other is None else other[1].get(transfer)
-    if mine is None and theirs is None:
-        return [(transfer, cell["extent"], cell["offset"])]
-    ndim = len(mine or theirs or ())
-    extent, offset = tuple(cell["extent"].tolist()[-ndim:]), tuple(cell["offset"].tolist()[-ndim:])
-    grains = [_grains(mine, offset)] if mine else []
-    if theirs:
-        grains.append(_grains(theirs, tuple(other[0]["offset"].tolist()[-ndim:])))
-    pieces = []
-    for start, shape in _rectangles(extent, tuple(grains)):
-        at = [o + s for o, s in zip(offset, start, strict=True)]
-        pieces.append((transfer, *_in_array(at, shape, mine or tuple((0,) for _ in shape))))
-    return pieces
-
-
-def _grains(factors: Factors, offset: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """In each dimension the length of a group (0: not split) and where in one the cell starts."""
-    return tuple((f[-1], o % f[-1]) if len(f) > 1 else (0, 0) for f, o in zip(factors, offset, strict=True))
-
-
-@lru_cache(maxsize=4096)
-def _rectangles(
-    extent: tuple[int, ...], grains: tuple[tuple[tuple[int, int], ...], ...]
-) -> tuple[Rectangle, ...]:
-    """Boxes that make up a cell in row-major order, none of which crosses the end of a group."""
-    last = max((d for g in grains for d, (length, _) in enumerate(g) if length), default=-1)
-    spans = [[(i, 1) for i in range(n)] for n in extent[:last]]
-    if last >= 0:
-        n = extent[last]
-        cuts = {0, n} | {x for g in grains for x in _group_ends(n, *g[last])}
-        spans.append([(a, b - a) for a, b in itertools.pairwise(sorted(cuts))])
-    spans += [[(0, n)] for n in extent[last + 1 :]]
-    return tuple(
-        (tuple(a for a, _ in chosen), tuple(n for _, n in chosen)) for chosen in itertools.product(*spans)
+def _own(cell: Any, factors: Factors) -> tuple[tuple[int, ...], tuple[int, ...], Factors]:
+    """A cell's extent and offset in the dimensions of its layout, and the array's factors."""
+    ndim = len(factors)
+    return (
+        tuple(cell["extent"].tolist()[WIDTH - ndim :]),
+        tuple(cell["offset"].tolist()[WIDTH - ndim :]),
+        factors,
     )
 
 
-def _group_ends(extent: int, length: int, start: int) -> range:
-    return range(length - start, extent, length) if length else range(0)
+@lru_cache(maxsize=1 << 14)
+def _places(extent: tuple[int, ...], *sides: Any) -> tuple[tuple[Place, ...], ...]:
+    """Boxes that make up a cell in row-major order, and the place of each in one array or in both of a copy.
+
+    Args:
+        extent: Of the cell, in the dimensions of its layout.
+        *sides: Its offset in the local array and the array's factors; for two arrays one after the other.
+    """
+    arrays = [sides[i : i + 2] for i in range(0, len(sides), 2)]
+    runs, narrow = [], -1  # the last dimension before which indices are taken one by one
+    for d, n in enumerate(extent):
+        ways = [(factors[d], offset[d]) for offset, factors in arrays]
+        # Whole groups may stay together where all arrays have them in the same places.
+        alike = len({(f[1:], start % max(1, math.prod(f[1:]))) for f, start in ways}) == 1
+        runs.append(_runs(n, ways, alike))
+        if len(runs[-1]) > 1 or not alike:
+            narrow = d
+    spans = [[(i, 1) for i in range(n)] if d < narrow else runs[d] for d, n in enumerate(extent)]
+    return tuple(
+        tuple(_place(chosen, offset, factors) for offset, factors in arrays)
+        for chosen in itertools.product(*spans)
+    )
 
 
-def _in_array(at: Sequence[int], shape: Sequence[int], factors: Factors) -> tuple[list[int], list[int]]:
-    """Extent and offset of a piece in the array's dimensions, padded on the left to the width of a cell."""
+def _runs(n: int, ways: Sequence[tuple[tuple[int, ...], int]], together: bool) -> list[Run]:
+    """Cut ``0 … n`` of a dimension until every run is a box in every array.
+
+    Args:
+        n: Extent of the cell.
+        ways: For each array the factors of the dimension, and where the cell starts in it.
+        together: Whether whole groups that follow each other may be one box.
+    """
+    runs = [(0, n)]
+    for factors, offset in ways:
+        cuts = [(start, _boxes(factors, offset + start, length, together)) for start, length in runs]
+        runs = [(start + at, length) for start, boxes in cuts for at, length in boxes]
+    return runs
+
+
+def _boxes(factors: tuple[int, ...], start: int, n: int, together: bool) -> list[Run]:
+    """Cut ``start … start + n`` of a split dimension in boxes: the end of a group, whole groups, the start of one."""
+    inner = math.prod(factors[1:])
+    if len(factors) == 1 or not n:
+        return [(0, n)]
+    head = min(-start % inner, n)
+    body = (n - head) // inner * inner
+    groups = [(head, body)] if together and body else []
+    parts = [(0, head), *((head + i, inner) for i in range(0, 0 if together else body, inner))]
+    cuts = [
+        (at, _boxes(factors[1:], (start + at) % inner, length, together)) for at, length in parts if length
+    ]
+    runs = [(at + first, length) for at, boxes in cuts for first, length in boxes] + groups
+    if head + body < n:
+        rest = _boxes(factors[1:], 0, n - head - body, together)
+        runs += [(head + body + first, length) for first, length in rest]
+    return runs
+
+
+def _place(runs: Sequence[Run], offset: Sequence[int], factors: Factors) -> Place:
+    """Extent and offset of a box in an array's dimensions, padded on the left to the width of a cell."""
     extent: list[int] = []
-    offset: list[int] = []
-    for index, n, split in zip(at, shape, factors, strict=True):
-        extent += [1] * (len(split) - 1) + [n]
-        offset += [index] if len(split) == 1 else [int(i) for i in np.unravel_index(index, split)]
-    pad = CELL["extent"].shape[0] - len(extent)
-    return [1] * pad + extent, [0] * pad + offset
+    at: list[int] = []
+    for (first, n), start, split in zip(runs, offset, factors, strict=True):
+        index, left = start + first, n
+        for i in range(1, len(split)):
+            inner = math.prod(split[i:])
+            at.append(index // inner)
+            extent.append(max(1, left // inner))
+            index, left = index % inner, min(left, inner)
+        at.append(index)
+        extent.append(left)
+    pad = WIDTH - len(extent)
+    return (*[1] * pad, *extent), (*[0] * pad, *at)

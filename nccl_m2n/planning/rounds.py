@@ -150,21 +150,23 @@ def _take_turns(routes: Routes, world: int, crossing: int, rounds: int) -> bool:
     turns = _ordinal(flows["sender"][big], first["destination"][big])
     turns += _ordinal(first["destination"][big], flows["sender"][big])
     flows["phase"][big] = turns * chunks[big] % rounds
-    if _fullest_rounds(routes, world, rounds) <= UNEVEN * crossing:
+    fill = 1 + int(hops["depth"][hops["network"]].max()) / rounds  # the rounds in which chains fill and drain
+    if _fullest_rounds(routes, world, rounds) <= UNEVEN * fill * crossing:
         return True
     flows["chunks"], flows["phase"] = before
     return False
 
 
 def _fullest_rounds(routes: Routes, world: int, rounds: int) -> int:
-    """Bytes on the fullest NIC of each round, all rounds together, as far as first hops go."""
-    hops = routes.hops[routes.hops["network"] & (routes.hops["depth"] == 0)]
+    """Bytes on the fullest NIC of each round, all rounds together."""
+    hops = routes.hops[routes.hops["network"]]
     row, lo, hi, at = chunk_table(routes.flows[hops["flow"]], rounds)
+    span = rounds + int(hops["depth"].max(initial=0))
     loads = [
-        np.bincount(hops[end][row] * rounds + at, hi - lo, minlength=world * rounds).reshape(world, rounds)
+        np.bincount(hops[end][row] * span + at + hops["depth"][row], hi - lo, minlength=world * span)
         for end in ("source", "destination")
     ]
-    return int(np.maximum(*[load.max(axis=0) for load in loads]).sum())
+    return int(np.maximum(*[load.reshape(world, span).max(axis=0) for load in loads]).sum())
 
 
 def _ordinal(group: Ints, order: Ints) -> Ints:

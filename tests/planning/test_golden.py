@@ -91,9 +91,9 @@ def test_printed() -> None:
         local copies                0 B        0 B               0 B
         busiest NIC             8.0 MiB   32.0 MiB          32.0 MiB
           of its mean           1.000 ×    1.000 ×           1.000 ×
-        rounds                       25          1                50
-        messages                    384         16               912
-        staging, busiest rank   2.7 MiB   64.0 MiB           1.3 MiB
+        rounds                       15          1                50
+        messages                    224         16               768
+        staging, busiest rank   4.6 MiB   64.0 MiB           2.3 MiB
     """)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from nccl_m2n import LocalTransport, Topology, Transfer, plan
 from nccl_m2n.refit import Parallelism
-from nccl_m2n.refit.storage import fsdp, vllm
+from nccl_m2n.refit.storage import vllm
 
 from . import small
-from .sides import CONFIGS, Side, megatron_side, vllm_side
+from .sides import Side, fsdp_side, megatron_side, vllm_side
 from .small import Arrays, Rank
 
 
@@ -56,42 +56,11 @@ def nothing(full: Arrays) -> Arrays:
 @pytest.mark.parametrize(("tp", "shards", "dp"), [(1, 4, 1), (1, 3, 2), (2, 4, 1), (2, 5, 2)])
 def test_fsdp_to_vllm(tp: int, shards: int, dp: int) -> None:
     config = small.LLAMA | {"vocab_size": 104}
-    manifest, full = small.full_model(config)
-    rows = {n: 1 for n in manifest if n.endswith(("o_proj.weight", "down_proj.weight"))}
-    columns = {n: 0 for n in manifest if n not in rows and not n.endswith("norm.weight")}
-    sides = Parallelism(tp=tp, fsdp=shards, dp=dp)
-    states = {
-        8 + r: small.fsdp_state(full, shards, r // tp % shards, rows | columns, tp, r % tp)
-        for r in range(sides.size)
-    }
-    trainer = Side(states, {r: fsdp(manifest, sides, r, s, start_rank=8) for r, s in states.items()})
+    _, full = small.full_model(config)
+    trainer = fsdp_side(config, full, shards, dp, tp, 8)
     for destination in [(8, 1, 1, False), (2, 2, 2, False)]:
         expected = vllm_side(config, full, *destination, 0)
-        check(trainer, expected, vllm_side(config, nothing(full), *destination, 0), 8 + sides.size)
-
-
-@pytest.mark.parametrize("family", CONFIGS)
-@pytest.mark.parametrize(
-    ("source", "destination"),
-    [
-        ((2, 1, 2, 2, 2), (4, 1, 1, False)),
-        ((1, 2, 2, 1, 2), (2, 1, 2, False)),
-        ((1, 4, 1, 1, 1), (2, 1, 2, True)),
-        ((2, 2, 1, 2, 1), (8, 1, 1, False)),
-    ],
-)
-def test_megatron_to_vllm(family: str, source: Any, destination: Any) -> None:
-    config = CONFIGS[family]
-    _, full = small.full_model(config)
-    if "num_nextn_predict_layers" in config:
-        full["model.layers.4.embed_tokens.weight"] = full["model.embed_tokens.weight"]
-    trainer = megatron_side(config, full, *source, "grouped", 8)
-    expected, got = (vllm_side(config, values, *destination, 0) for values in (full, nothing(full)))
-    for side in (expected, got):
-        for state in side.states.values():
-            for name in [n for n in state if n.endswith("shared_head.head.weight")]:
-                del state[name]
-    check(trainer, expected, got, 16)
+        check(trainer, expected, vllm_side(config, nothing(full), *destination, 0), 8 + len(trainer.states))
 
 
 def test_redundant_experts() -> None:

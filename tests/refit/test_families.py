@@ -24,6 +24,7 @@ CONFIGS = {
     "dense, tied, few key-value heads, biases": small.QWEN2,
     "moe": small.QWEN3_MOE | {"vocab_size": 104},
     "mla": small.DEEPSEEK | {"vocab_size": 104},
+    "gpt_oss": small.GPT_OSS | {"vocab_size": 104, "unstack": True},
 }
 # Megatron-Core: tp, pp, ep, etp, data-parallel ranks, how experts are stored. FSDP2: shards, replicas, tp.
 SOURCES: dict[str, tuple[Any, ...]] = {
@@ -48,9 +49,10 @@ DESTINATIONS: dict[str, tuple[Any, ...]] = {
 
 
 def has(config: dict[str, Any], spec: tuple[Any, ...]) -> bool:
-    """Whether a family can be kept so: Megatron has no more tensor-parallel ranks than query groups."""
-    groups = config.get("num_key_value_heads", 8)
-    return spec[0] != "megatron" or groups % spec[1] == 0
+    """Whether a family can be kept so: Megatron has no more tensor-parallel ranks than query groups,
+    and GPT-OSS is younger than its oldest way to store experts."""
+    groups, legacy = config.get("num_key_value_heads", 8), spec[-1] == "legacy" and "unstack" in config
+    return spec[0] != "megatron" or (groups % spec[1] == 0 and not legacy)
 
 
 @lru_cache(maxsize=64)
