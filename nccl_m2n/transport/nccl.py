@@ -17,7 +17,7 @@ from nccl_m2n.transport.gpu import device_count, import_cupy
 from nccl_m2n.transport.nccl_domains import domain_label
 from nccl_m2n.transport.nccl_exchange import DeviceExchange
 from nccl_m2n.transport.nccl_group import PreparedGroup
-from nccl_m2n.transport.nccl_library import checked, nccl_bindings, settle
+from nccl_m2n.transport.nccl_library import checked, nccl_bindings, start_communicator
 from nccl_m2n.transport.rendezvous import Rendezvous
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -112,22 +112,9 @@ class NcclTransport(Transport):
     def _start(
         cls, rank: int, size: int, device: int, exchange: Exchange, timeout: float, *, keep: Any
     ) -> NcclTransport:
-        bindings, cupy = nccl_bindings(), import_cupy()
+        bindings = nccl_bindings()
         identifier = exchange(bytes(checked(bindings.get_unique_id)) if rank == 0 else b"")[0]
-        config = bindings.Config()
-        config.blocking = 0
-        with cupy.cuda.Device(device):
-            parent = checked(
-                bindings.comm_init_rank_scalable, size, rank, 1, bytearray(identifier), config.ptr
-            )
-        what = f"NCCL's start-up on rank {rank} of {size}"
-        settle(bindings, parent, timeout, what)
-        # Only start-up is to be non-blocking: there every group costs a thread and a wait for it, some
-        # 80 µs more than in a blocking child, which shares the parent's connections.
-        config = bindings.Config()
-        config.blocking, config.split_share = 1, 1
-        child = checked(bindings.comm_split, parent, 0, rank, config.ptr)
-        settle(bindings, parent, timeout, what)
+        parent, child = start_communicator(rank, size, device, identifier, timeout)
         transport = cls.__new__(cls)
         transport._set_up({rank: child}, exchange, timeout, owned=True, keep=keep, parent=parent)
         return transport
@@ -276,20 +263,32 @@ class NcclTransport(Transport):
         if self._open:
             self._open = False
             self._end(self._bindings.comm_abort)
+            if isinstance(self._keep, Rendezvous):
+                self._keep.close()  # peers that wait in an exchange hear of it at once
 
     def close(self) -> None:
-        """Destroy the communicators that this transport made; captured graphs are released before."""
-        if self._open:
-            self._open = False
-            if self._owned:
-                self._end(self._bindings.comm_destroy)
-            if hasattr(self._keep, "close") and self._owned:
+        """Release captured graphs, and destroy the communicators that this transport made.
+
+        Collective where it made them. May be called twice.
+        """
+        if not self._open:
+            return
+        self._open = False
+        if self._owned:
+            self._end(self._bindings.comm_destroy)
+            if hasattr(self._keep, "close"):
                 self._keep.close()
+        else:
+            self._release_graphs()
+
+    def _release_graphs(self) -> None:
+        """Have all captured graphs let go of the communicators, whose end would wait for them."""
+        for holder in list(self.graphs):
+            holder.release_graph()
 
     def _end(self, how: Callable[[Any], None]) -> None:
         bindings = self._bindings
-        for holder in list(self.graphs):
-            holder.release_graph()
+        self._release_graphs()
         # One thread ends several ranks inside one group, or the first would wait for the others for ever.
         several = len(self._communicators) > 1
         if several:
