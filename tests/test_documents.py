@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "bench" / "README.md"]
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,6 +33,12 @@ def test_sessions_in_a_page(page: Path) -> None:
     said: list[str] = []
     failed, _ = doctest.DocTestRunner(optionflags=OPTIONS).run(test, out=said.append)
     assert failed == 0, "".join(said)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_snippets_of_a_page_are_python(page: Path) -> None:
+    for number, text in enumerate(blocks(page, "python")):
+        compile(text, f"{page.name}, block {number}", "exec")
 
 
 def test_readme_example_of_one_process() -> None:

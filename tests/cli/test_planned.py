@@ -103,6 +103,18 @@ def test_doctor_with_broken_packages(tmp_path: Path) -> None:
             {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1", "SLURM_PROCID": "0"},
             Place("torchrun", 5, 8),
         ),
+        (
+            {
+                "RANK": "5",
+                "WORLD_SIZE": "8",
+                "MASTER_ADDR": "a",
+                "MASTER_PORT": "1",
+                "PMI_RANK": "1",
+                "PMI_SIZE": "2",
+                "TORCHELASTIC_RUN_ID": "none",
+            },
+            Place("torchrun", 5, 8),
+        ),
     ],
 )
 def test_the_launcher_is_told_by_its_variables(environment: dict[str, str], place: Place) -> None:
