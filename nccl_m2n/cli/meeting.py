@@ -52,14 +52,11 @@ class Place:
     def of(cls, environment: Mapping[str, str]) -> Place:
         """Read the launcher's variables."""
         torchrun = all(name in environment for name in _TORCHRUN_VARIABLES)
-        inner = torchrun and "TORCHELASTIC_RUN_ID" in environment  # srun, around torchrun, may set PMI's too
+        # torchrun under srun: its own variables are the ones that name this process; srun may set PMI's too.
+        inner = torchrun and "TORCHELASTIC_RUN_ID" in environment
         for rank, size in _MPI_VARIABLES:
-            # torchrun under srun: its own variables are the ones that name this process
-            if (
-                rank in environment
-                and size in environment
-                and not (inner or torchrun and rank == "SLURM_PROCID")
-            ):
+            outer = inner or (torchrun and rank == "SLURM_PROCID")
+            if rank in environment and size in environment and not outer:
                 return cls("mpi", _number(environment[rank]), _number(environment[size], 1))
         if torchrun:
             return cls("torchrun", _number(environment["RANK"]), _number(environment["WORLD_SIZE"], 1))
