@@ -73,11 +73,6 @@ class DeviceExecutor:
         """Device memory held for copy tables by all local ranks."""
         return sum(one.tables.nbytes for one in self._ranks)
 
-    @property
-    def captured(self) -> bool:
-        """Whether runs replay a captured graph."""
-        return self._graph is not None
-
     def start(self, stream: Any = None) -> None:
         """Enqueue one whole reshard and return; nothing is planned, sliced or allocated.
 

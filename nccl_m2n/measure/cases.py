@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from nccl_m2n.layout import Layout, Mesh, Placement, Replicate, Shard
 from nccl_m2n.planning import Transfer
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True)
 class Case:
