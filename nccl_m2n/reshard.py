@@ -21,7 +21,8 @@ from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
 from nccl_m2n.transport.base import Transport
 
-MAX_BOUND = 32  # bindings remembered for each transport
+MAX_BOUND = 32  # bindings remembered for each transport, as far as their staging stays below this many bytes
+MAX_STAGING_BYTES = 512 << 20
 NAME = "tensor"
 
 
@@ -41,8 +42,9 @@ def reshard(
     """Move one tensor from a source layout to a destination layout. Collective over `comm`.
 
     In host memory the destination is complete on return. On a device everything is enqueued on `stream`, and
-    what is enqueued there later sees the result. Plans are remembered by value, bindings by the arrays'
-    places in memory: a call that repeats another on every rank plans and binds nothing.
+    what is enqueued there later sees the result; the arrays are kept until the next call. Plans are remembered
+    by value, bindings by the arrays' places in memory: a call that repeats another on every rank plans and
+    binds nothing.
 
     Args:
         src: This rank's local source array, of the layout's local shape; None on ranks outside `src_mesh`.
@@ -73,6 +75,7 @@ def reshard(
     if bound is None:
         bound = _bind(transport, memory, problem, sides)
     bound.run(stream)
+    memory.arrays = (src, dst)
     if transport.memory == "host":
         bound.wait()
 
@@ -83,6 +86,7 @@ class _Memory:
 
     topology: Topology | None = None
     bound: OrderedDict[Any, Bound] = field(default_factory=OrderedDict)
+    arrays: Any = None  # of the last call: a device may still be at work on them
 
 
 def _memory_of(transport: Transport) -> _Memory:
@@ -213,7 +217,10 @@ def _bind(transport: Transport, memory: _Memory, problem: _Problem, sides: Seque
     bound = made.bind(transport, *arrays)
     if problem.key in memory.bound:  # other ranks did not remember theirs
         memory.bound.pop(problem.key).close()
+    bound.forget_arrays()  # they are told by their places, and may go when the caller is done with them
     memory.bound[problem.key] = bound
-    while len(memory.bound) > MAX_BOUND:
+    while len(memory.bound) > MAX_BOUND or (
+        len(memory.bound) > 1 and sum(b.staging_bytes for b in memory.bound.values()) > MAX_STAGING_BYTES
+    ):
         memory.bound.popitem(last=False)[1].close()
     return bound

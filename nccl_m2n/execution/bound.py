@@ -114,6 +114,10 @@ class Bound:
             raise TransportError("expected an open binding, got a closed one; bind the plan again")
         return self._executor
 
+    def forget_arrays(self) -> None:
+        """Stop keeping the arrays alive: from now on the caller has to, whenever this runs."""
+        self._owners = ()
+
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
         executor = self._executor

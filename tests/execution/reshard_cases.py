@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +98,22 @@ def new_arrays_of_one_rank(transport: Any) -> list[str]:
     ]
 
 
+def lets_go_of_arrays(transport: Any) -> list[str]:
+    """What is remembered are places: the arrays of a call live no longer than until the next."""
+    given = problem(0)
+    made = {rank: arrays(rank, given) for rank in transport.local_ranks}
+    call(transport, made, given)
+    kept = [weakref.ref(a) for held in made.values() for a in held[:2] if a is not None]
+    made = {rank: arrays(rank, given) for rank in transport.local_ranks}
+    call(transport, made, given)
+    gc.collect()
+    return (
+        [f"{sum(one() is not None for one in kept)} arrays are still held"]
+        if any(r() is not None for r in kept)
+        else []
+    )
+
+
 def refuses(
     message: str, where: int, error: str = "LayoutError", dtype: str = "int32", **changes: Any
 ) -> Any:
@@ -130,6 +148,7 @@ MOVES = {
     "the same ranks": moves(dst_mesh=Mesh([[3, 1], [0, 2]]), dst_placements=[Shard(1), Replicate()]),
     "a topology given": moves(topology=Topology.regular(RANKS, 2)),
     "new arrays of one rank": new_arrays_of_one_rank,
+    "arrays let go of": lets_go_of_arrays,
 }
 REFUSES = {
     # First, while no topology is remembered: finding one out is collective.
