@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bound import Bound
@@ -36,6 +37,10 @@ def reshard(
     src_placements: Sequence[Any],
     dst_mesh: Any,
     dst_placements: Sequence[Any],
+    src_local_shape: Sequence[int] | None = None,
+    src_dtype: Any = None,
+    dst_local_shape: Sequence[int] | None = None,
+    dst_dtype: Any = None,
     global_shape: Sequence[int] | None = None,
     topology: Topology | None = None,
 ) -> None:
@@ -52,10 +57,15 @@ def reshard(
         dst: Likewise the destination array, which is written.
         comm: A `Transport`, an mpi4py communicator, or an nccl4py one or its pointer.
         stream: CUDA stream; None takes CuPy's current one.
-        src_mesh: A `Mesh`, anything that makes one, or a PyTorch DeviceMesh.
+        src_mesh: A `Mesh`, anything that makes one, a PyTorch DeviceMesh, or an ``nccl.m2n.Mesh``.
         src_placements: One placement for each axis of `src_mesh`.
         dst_mesh: As `src_mesh`.
         dst_placements: One placement for each axis of `dst_mesh`.
+        src_local_shape: What `nccl.m2n.reshard` wants to be told where a rank has no array. Not needed here, for
+            the ranks tell each other; what is given must agree. So with the next three.
+        src_dtype: Element type of the source arrays.
+        dst_local_shape: Local shape at the destination.
+        dst_dtype: Element type of the destination arrays.
         global_shape: The whole tensor's shape, in elements. May be left out where all shards are equal in
             size; it is then inferred from the local shapes.
         topology: NVLink domains; None asks the transport.
@@ -67,8 +77,8 @@ def reshard(
     transport = as_transport(comm, (src, dst))
     memory = _memory_of(transport)
     sides = (
-        _Side("source", src, src_mesh, src_placements),
-        _Side("destination", dst, dst_mesh, dst_placements),
+        _Side("source", src, src_mesh, src_placements, src_local_shape, src_dtype),
+        _Side("destination", dst, dst_mesh, dst_placements, dst_local_shape, dst_dtype),
     )
     problem = _agree(transport, memory, sides, global_shape, topology)
     bound = memory.bound.get(problem.key) if problem.remembered else None
@@ -100,6 +110,8 @@ class _Side:
     given: Any
     mesh_like: Any
     placements: Sequence[Any]
+    local_shape: Sequence[int] | None
+    dtype: Any
 
     @property
     def mesh(self) -> Mesh:
@@ -121,6 +133,17 @@ class _Side:
         """A view of that array."""
         array = self.array(transport, rank)
         return None if array is None else view_array(array)
+
+    def told_shapes(self, view: ArrayView | None) -> list[list[int]]:
+        """The global shapes that the array and the caller tell of."""
+        local = [] if view is None else [view.shape]
+        local += [] if self.local_shape is None else [tuple(map(int, self.local_shape))]
+        return [self.inferred_shape(shape) for shape in local]
+
+    def told_dtypes(self, view: ArrayView | None) -> list[str]:
+        """The dtypes that the array and the caller tell of."""
+        told = [] if view is None else [view.dtype]
+        return told + ([] if self.dtype is None else [dtype_name(self.dtype)])
 
     def inferred_shape(self, local: Sequence[int]) -> list[int]:
         """The global shape, if all shards are as large as `local`."""
@@ -164,7 +187,7 @@ def _agree(
     mine = {r: json.dumps([*f[:2], key in memory.bound]).encode() for r, f in facts.items()}
     said = [json.loads(text) for text in transport.exchange(mine)]
     shape = _only("global shape", [s for shapes, _, _ in said for s in shapes])
-    dtypes = [_only(f"{s.name} dtype", [d[i] for _, d, _ in said]) for i, s in enumerate(sides)]
+    dtypes = [_only(f"{s.name} dtype", [n for _, d, _ in said for n in d[i]]) for i, s in enumerate(sides)]
     first = dtypes[0] or dtypes[1]
     if shape is None or first is None:
         raise LayoutError("expected a source or destination array on some rank, got none; pass src= and dst=")
@@ -175,7 +198,7 @@ def _agree(
 
 def _facts(
     transport: Transport, sides: Sequence[_Side], rank: int, global_shape: Sequence[int] | None
-) -> tuple[list[Any], list[str | None], Any]:
+) -> tuple[list[Any], list[list[str]], Any]:
     """The global shapes that a rank's arrays tell of, their dtypes, and the arrays' places."""
     for side in sides:
         if len(side.placements) != side.mesh.ndim:
@@ -187,9 +210,9 @@ def _facts(
     if global_shape is not None:
         shapes = [list(map(int, global_shape))]
     else:
-        shapes = [s.inferred_shape(v.shape) for s, v in zip(sides, views, strict=True) if v is not None]
+        shapes = [shape for s, v in zip(sides, views, strict=True) for shape in s.told_shapes(v)]
     places = tuple(None if v is None else (v.pointer, v.shape, v.strides, v.dtype, v.writable) for v in views)
-    return shapes, [None if v is None else v.dtype for v in views], places
+    return shapes, [s.told_dtypes(v) for s, v in zip(sides, views, strict=True)], places
 
 
 def _only(what: str, values: Sequence[Any]) -> Any:

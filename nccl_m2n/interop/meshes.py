@@ -12,7 +12,7 @@ from nccl_m2n.layout import Layout, Mesh
 
 
 def as_mesh(mesh: Any) -> Mesh:
-    """A mesh from a `Mesh`, a PyTorch ``DeviceMesh``, or nested sequences or an array of ranks.
+    """A mesh from a `Mesh`, a PyTorch ``DeviceMesh``, an ``nccl.m2n.Mesh``, or nested sequences or an array of ranks.
 
     Raises:
         LayoutError: If it is no mesh.
@@ -21,6 +21,8 @@ def as_mesh(mesh: Any) -> Mesh:
         return mesh
     if hasattr(mesh, "mesh") and hasattr(mesh, "mesh_dim_names"):
         return Mesh(np.asarray(mesh.mesh.tolist()), mesh.mesh_dim_names)
+    if hasattr(mesh, "dims") and hasattr(mesh, "start_rank"):
+        return Mesh.arange(tuple(mesh.dims)[: mesh.ndims], start=mesh.start_rank)
     return Mesh(mesh)
 
 

@@ -147,6 +147,9 @@ MOVES = {
     "strided": moves(src_placements=[StridedShard(0, 2), Shard(0)]),
     "the same ranks": moves(dst_mesh=Mesh([[3, 1], [0, 2]]), dst_placements=[Shard(1), Replicate()]),
     "a topology given": moves(topology=Topology.regular(RANKS, 2)),
+    "what nccl.m2n wants to be told": moves(
+        src_local_shape=(4, 6), src_dtype="int32", dst_local_shape=(8, 3), dst_dtype=np.int32
+    ),
     "new arrays of one rank": new_arrays_of_one_rank,
     "arrays let go of": lets_go_of_arrays,
 }
@@ -170,6 +173,10 @@ REFUSES = {
     ),
     "another shape": refuses(r"expected one global shape, got", 4, global_shape=(8, 13)),
     "another dtype": refuses(r"expected one source dtype, got int32 and float32", 1, dtype="float32"),
+    "another local shape": refuses(r"expected one global shape, got", 2, src_local_shape=(4, 5)),
+    "another dtype than the array's": refuses(
+        r"expected one destination dtype, got .*int64", 6, dst_dtype="int64"
+    ),
     "a topology without all ranks": refuses(
         r"rank 5: expected every rank of the plan in a domain",
         5,
