@@ -52,6 +52,13 @@ def make_feeds(bundles: Bundles, topology: Topology) -> Feeds:
     return _chain(sites, fed)
 
 
+def single_feeds(bundles: Bundles, topology: Topology) -> Feeds:
+    """Every needer fed by itself, by the holders of its domain where there are any."""
+    sites = _split_by_domain(bundles, topology)
+    sites = _one_by_one(bundles, sites, np.ones(len(sites.bundle), bool))
+    return _chain(sites, len(sites.bundle))
+
+
 def _split_by_domain(bundles: Bundles, topology: Topology) -> _Sites:
     """The needers of each bundle, domain by domain, with the ranks that may send to them."""
     sets, domain_of = bundles.sets, topology.domain_table
@@ -108,15 +115,19 @@ def _spread_within_domains(bundles: Bundles, topology: Topology, sites: _Sites) 
     calm = most[0] <= TOLERANCE * most[1]
     split = ~sites.network & calm[domain[table.flat[table.first[sites.group]]]]
     split |= ~sites.network & (table.counts[sites.group] <= table.counts[sites.senders])
-    singles = np.zeros(world, np.int64)
+    return _one_by_one(bundles, sites, split)
+
+
+def _one_by_one(bundles: Bundles, sites: _Sites, split: np.ndarray) -> _Sites:
+    """Make each needer of the sites in `split` a site of its own."""
+    table = bundles.sets.table()
     alone = np.unique(table.members(sites.group[split])[1])
+    singles = np.zeros(int(alone.max(initial=-1)) + 1, np.int64)
     singles[alone] = bundles.sets.numbers(alone, np.ones_like(alone))
     row, k = expand(np.where(split, table.counts[sites.group], 1))
-    group = sites.group[row]
-    alone = singles[table.flat[np.minimum(table.first[group] + k, len(table.flat) - 1)]]
-    return _Sites(
-        sites.bundle[row], np.where(split[row], alone, group), sites.senders[row], sites.network[row]
-    )
+    group, chosen = sites.group[row], split[row]
+    group[chosen] = singles[table.flat[table.first[group[chosen]] + k[chosen]]]
+    return _Sites(sites.bundle[row], group, sites.senders[row], sites.network[row])
 
 
 def _sources_feed(bundles: Bundles, table: RankTable, sites: _Sites, topology: Topology) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 
 from nccl_m2n.layout.intervals import Ints, expand
 from nccl_m2n.planning.bundles import Bundles
-from nccl_m2n.planning.feeds import Feeds, make_feeds
-from nccl_m2n.planning.routes import FLOW, HOP, Routes, route_feeds, sort_hops
+from nccl_m2n.planning.feeds import make_feeds, single_feeds
+from nccl_m2n.planning.routes import FLOW, HOP, Routes, hop_rows, route_feeds, sort_hops
 from nccl_m2n.planning.topology import Topology
 
 
@@ -21,27 +21,7 @@ def reshard(bundles: Bundles, topology: Topology) -> Routes:
 
 def direct(bundles: Bundles, topology: Topology) -> Routes:
     """A holder serves every needer by itself: no byte is ever handed on."""
-    row, needer = bundles.sets.table().members(bundles.table["remote"])
-    names, which = np.unique(needer, return_inverse=True)
-    group = np.array([bundles.sets.number(np.array([r], np.int64)) for r in names.tolist()], np.int64)[which]
-    holders = bundles.table["holders"][row]
-    domain_of = topology.domain_table
-    near = [
-        np.isin(domain_of[r], domain_of[bundles.sets[h]]).item()
-        for r, h in zip(needer.tolist(), holders.tolist(), strict=True)
-    ]
-    network = ~np.array(near, bool)
-    senders = [
-        h if far else bundles.sets.number(_inside(bundles.sets[h], domain_of, int(domain_of[r])))
-        for r, h, far in zip(needer.tolist(), holders.tolist(), network.tolist(), strict=True)
-    ]
-    index = np.arange(len(row))
-    feeds = Feeds(row, group, np.array(senders, np.int64), index, np.zeros_like(index), network)
-    return route_feeds(bundles, topology, feeds)
-
-
-def _inside(ranks: Ints, domain_of: Ints, domain: int) -> Ints:
-    return ranks[domain_of[ranks] == domain]
+    return route_feeds(bundles, topology, single_feeds(bundles, topology))
 
 
 def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
@@ -59,7 +39,7 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
     has_root = sets.containing(root)[table["holders"]]
     flows["sender"] = np.where(has_root, root, sets.flat[sets.first[table["holders"]]])
     gather = np.flatnonzero(~has_root)
-    made = [_hop_rows(gather, flows["sender"][gather], root, 0, domain_of)]
+    made = [_between(gather, flows["sender"][gather], root, 0, domain_of)]
     late = np.where(has_root, 0, 1)
     domains = np.unique(domain_of[everyone])
     home = domain_of[root]
@@ -70,10 +50,10 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
         inside = domain == home
         entry = root if inside else int(members[0])
         if not inside:
-            made.append(_hop_rows(every, np.full(len(every), last), entry, depth, domain_of))
+            made.append(_between(every, np.full(len(every), last), entry, depth, domain_of))
             depth = depth + 1
         row, k = expand(np.full(len(every), len(members)))
-        made.append(_hop_rows(row, np.full(len(row), entry), members[k], depth[row], domain_of))
+        made.append(_between(row, np.full(len(row), entry), members[k], depth[row], domain_of))
         last = entry
     hops = np.concatenate(made)
     hops = hops[hops["destination"] != hops["source"]]
@@ -82,13 +62,11 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
     return Routes(flows[used], sort_hops(hops))
 
 
-def _hop_rows(
+def _between(
     flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, domain_of: Ints
 ) -> np.ndarray:
-    hops = np.zeros(len(flow), HOP)
-    hops["flow"], hops["source"], hops["destination"], hops["depth"] = flow, source, destination, depth
-    hops["network"] = domain_of[hops["source"]] != domain_of[hops["destination"]]
-    return hops
+    """Hops that are network where their ends are in different domains."""
+    return hop_rows(flow, source, destination, depth, domain_of[source] != domain_of[destination])
 
 
 METHODS: dict[str, Callable[[Bundles, Topology], Routes]] = {

@@ -109,17 +109,22 @@ def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
     for end in ("source", "destination"):
         np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
     rounds = max(int(flows["chunks"].max()), -(-int(messages.max()) // MAX_MESSAGES))
-    flows["phase"] = _turns(routes) * flows["chunks"] % rounds
+    turns = _turns(flows["sender"], _first_hops(routes)["destination"])
+    flows["phase"] = turns * flows["chunks"] % rounds
     return rounds
 
 
-def _turns(routes: Routes) -> Ints:
+def _first_hops(routes: Routes) -> np.ndarray:
+    """One hop of each flow, with which it starts."""
+    return routes.hops[np.searchsorted(routes.hops["flow"], np.arange(len(routes.flows)))]
+
+
+def _turns(sender: Ints, receiver: Ints) -> Ints:
     """Numbers that tell flows of one sender apart, and flows of one receiver.
 
     Phases made of them let a sender serve one receiver after another, and a receiver hear one sender after another.
     """
-    first = routes.hops["destination"][np.searchsorted(routes.hops["flow"], np.arange(len(routes.flows)))]
-    return _ordinal(routes.flows["sender"], first) + _ordinal(first, routes.flows["sender"])
+    return _ordinal(sender, receiver) + _ordinal(receiver, sender)
 
 
 def _senders_meet(routes: Routes, crossing: int) -> bool:
@@ -138,7 +143,7 @@ def _take_turns(routes: Routes, world: int, crossing: int, rounds: int) -> bool:
     one parallelism to another; where they leave NICs idle, nothing is changed and the answer is False.
     """
     flows, hops = routes.flows, routes.hops
-    first = hops[np.searchsorted(hops["flow"], np.arange(len(flows)))]
+    first = _first_hops(routes)
     size = flows["stop"] - flows["start"]
     # Flows that fill about a third of the busiest NIC get every third round, whatever their exact size.
     chunks = -(-rounds // np.maximum(crossing // size, 1))
@@ -147,8 +152,7 @@ def _take_turns(routes: Routes, world: int, crossing: int, rounds: int) -> bool:
         return False
     before = flows["chunks"].copy(), flows["phase"].copy()
     flows["chunks"][big] = chunks[big]
-    turns = _ordinal(flows["sender"][big], first["destination"][big])
-    turns += _ordinal(first["destination"][big], flows["sender"][big])
+    turns = _turns(flows["sender"][big], first["destination"][big])
     flows["phase"][big] = turns * chunks[big] % rounds
     fill = 1 + int(hops["depth"][hops["network"]].max()) / rounds  # the rounds in which chains fill and drain
     if _fullest_rounds(routes, world, rounds) <= UNEVEN * fill * crossing:

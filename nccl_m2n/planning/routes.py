@@ -106,11 +106,11 @@ def _hops(
         reached = feeds.strand[entries.row[found]] == strand[alive]  # other strands end before this depth
         alive, found = alive[reached], found[reached]
         entry, feed = entries.rank[found], entries.row[found]
-        made.append(_hop_rows(flow[alive], source[alive], entry, depth, feeds.network[feed]))
+        made.append(hop_rows(flow[alive], source[alive], entry, depth, feeds.network[feed]))
         row, member = table.members(feeds.group[feed])
         other = member != entry[row]
         row, member = row[other], member[other]
-        made.append(_hop_rows(flow[alive][row], entry[row], member, depth + 1, np.zeros(len(row), bool)))
+        made.append(hop_rows(flow[alive][row], entry[row], member, depth + 1, np.zeros(len(row), bool)))
         source = source.copy()
         source[alive] = entry
     return sort_hops(np.concatenate([np.zeros(0, HOP), *made]))
@@ -121,7 +121,10 @@ def sort_hops(hops: np.ndarray) -> np.ndarray:
     return hops[np.lexsort((hops["destination"], hops["depth"], hops["flow"]))]
 
 
-def _hop_rows(flow: Ints, source: Ints, destination: Ints, depth: int, network: np.ndarray) -> np.ndarray:
+def hop_rows(
+    flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, network: np.ndarray
+) -> np.ndarray:
+    """A table of hops out of its columns."""
     hops = np.zeros(len(flow), HOP)
     hops["flow"], hops["source"], hops["destination"] = flow, source, destination
     hops["depth"], hops["network"] = depth, network

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -274,8 +274,3 @@ def _expert_of(name: str, rule: Rule) -> int | None:
     if match is None:
         raise CommandError(f"{name} has no expert number, but its rule says ep='name'")
     return int(match[1])
-
-
-def local_layouts(layouts: Mapping[str, Layout], rank: int) -> dict[str, Layout]:
-    """Those of which `rank` holds anything."""
-    return {name: layout for name, layout in layouts.items() if layout.pieces(rank)}
