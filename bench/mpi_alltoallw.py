@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from nccl_m2n import Layout, Mesh, Shard, Transfer, plan
 from nccl_m2n.measure import write_results
-from nccl_m2n.planning.table import align_table
+from nccl_m2n.text import align_table
 from nccl_m2n.transport.mpi import MpiTransport
 
 SIDE = 4  # ranks of each side

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from nccl_m2n import Layout, Mesh, Replicate, Shard, Topology, Transfer, plan
 from nccl_m2n.measure import write_results
 from nccl_m2n.planning.overlap import overlap
-from nccl_m2n.planning.table import align_table
+from nccl_m2n.text import align_table
 
 SHAPES = [
     (4096, 4096),

@@ -13,8 +13,8 @@ import argparse
 
 from nccl_m2n import NcclTransport, Topology, Transfer
 from nccl_m2n.measure import measure_case, results_table, write_results
-from nccl_m2n.planning.table import bytes_text
 from nccl_m2n.refit import Manifest, Parallelism, layouts
+from nccl_m2n.text import bytes_text
 from nccl_m2n.transport.nccl_library import nccl_bindings
 
 # Real names and numbers of tensors; widths cut so that the model fits beside its peers on one GPU.

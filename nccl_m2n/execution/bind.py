@@ -47,8 +47,8 @@ def bind(
         transport: Joins the ranks.
         sources: For each transfer of which this rank is a source, by name, its local array: anything
             `view_array` takes, of the layout's local shape (or with a dimension split further, in row-major
-            order) and dtype, with any strides. A rank whose shard is
-            empty may leave it out. With a transport that drives several ranks, a mapping from rank to array.
+            order) and dtype, with any strides. A rank whose shard is empty may leave it out. With a
+            transport that drives several ranks, a mapping from rank to array.
         destinations: Likewise, what is written. May not overlap any source array in memory.
         staging: Where to take staging from, to share it with bindings that never run at the same time.
 

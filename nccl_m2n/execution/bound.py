@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nccl_m2n.errors import TransportError
-from nccl_m2n.execution.host import DEFAULT_TIMEOUT
 from nccl_m2n.transport.base import Transport
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
+
+DEFAULT_TIMEOUT = 600.0  # seconds
 
 
 class Executor(Protocol):

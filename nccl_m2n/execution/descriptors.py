@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.layout.layout import MAX_NDIM
+
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Table = npt.NDArray[Any]  # structured
 
-DIMENSIONS = 8
+DIMENSIONS = MAX_NDIM  # also in copy_parts.cu
 WIDEST = 16  # bytes of the widest access of one thread
 TILE_BYTES = 8192  # what one warp moves at a time
 

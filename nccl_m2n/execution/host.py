@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.descriptors import Mask, Table
 from nccl_m2n.execution.formats import FORMATS
 from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
-
-DEFAULT_TIMEOUT = 600.0  # seconds
 
 Bytes: TypeAlias = npt.NDArray[Any]
 _UNIT_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}

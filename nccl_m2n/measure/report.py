@@ -14,7 +14,7 @@ from typing import Any
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.measure.peers import UNVERIFIED
 from nccl_m2n.planning import Plan
-from nccl_m2n.planning.table import align_table
+from nccl_m2n.text import align_table
 
 SCHEMA_VERSION = 1
 

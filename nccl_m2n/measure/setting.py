@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from nccl_m2n.execution.given import SIDES
 from nccl_m2n.measure.data import Stack, by_name, count_wrong, fill, spoil, stacks
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Transport
 from nccl_m2n.transport.gpu import import_cupy
-
-SIDES = ("source", "destination")
 
 
 class HostMemory:

@@ -9,28 +9,12 @@ import numpy as np
 
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.layout.mesh import short_ranks
+from nccl_m2n.text import align_table, bytes_text
 
 if TYPE_CHECKING:
     from nccl_m2n.planning.plan import Plan
 
 MAX_COMPARED_HOPS = 50_000  # of some hundred messages each: more would make printing slower than planning
-
-
-def bytes_text(amount: float) -> str:
-    """Bytes for people, in binary units."""
-    size = float(amount)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
-
-
-def align_table(rows: list[list[str]]) -> str:
-    """Rows as text, the first column to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 LABELS = (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nccl_m2n.planning import Plan, Transfer
-from nccl_m2n.planning.table import bytes_text
+from nccl_m2n.text import bytes_text
 
 
 @dataclass(frozen=True)

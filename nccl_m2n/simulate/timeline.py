@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nccl_m2n.planning.table import align_table, bytes_text, compared_plans, title
+from nccl_m2n.planning.table import compared_plans, title
 from nccl_m2n.simulate.links import Links
+from nccl_m2n.text import align_table, bytes_text
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
