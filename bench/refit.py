@@ -13,7 +13,8 @@ import argparse
 
 from nccl_m2n import NcclTransport, Topology, Transfer
 from nccl_m2n.measure import measure_case, results_table, write_results
-from nccl_m2n.refit import Manifest, Parallelism, layouts
+from nccl_m2n.models import Manifest
+from nccl_m2n.sharding import Parallelism, layouts
 from nccl_m2n.text import bytes_text
 from nccl_m2n.transport.nccl_library import nccl_bindings
 

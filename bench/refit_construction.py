@@ -26,8 +26,9 @@ from nccl_m2n import LocalTransport, Parameter, Refit, Topology
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
 from nccl_m2n.measure import write_results
-from nccl_m2n.refit import Manifest, Parallelism, layouts
+from nccl_m2n.models import Manifest
 from nccl_m2n.refit.exchange import exchange_parameters
+from nccl_m2n.sharding import Parallelism, layouts
 from nccl_m2n.text import align_table
 from nccl_m2n.transport.base import Message, PreparedRound
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reshard: move sharded tensors from M ranks in one layout to N ranks in another."""
 
+from nccl_m2n import _moved
 from nccl_m2n.errors import (
     CommandError,
     DisagreementError,
@@ -14,11 +15,12 @@ from nccl_m2n.errors import (
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.refit import Parameter, Refit
-from nccl_m2n.reshard import reshard
-from nccl_m2n.simulate import Links, Timeline, simulate
+from nccl_m2n.resharding import reshard
+from nccl_m2n.simulation import Links, Timeline, simulate
 from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
 
 __version__ = "0.1.0"
+_moved.install()
 
 __all__ = [
     "Box",

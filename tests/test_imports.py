@@ -17,8 +17,8 @@ import nccl_m2n
 PACKAGE = Path(nccl_m2n.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {"errors", "config", "dtypes", "text"}  # importable from everywhere
-PURE = GROUND | {"layout", "planning", "simulate"}  # values in, values out
+GROUND = {"_moved", "errors", "dtypes", "text"}  # importable from everywhere
+PURE = GROUND | {"layout", "planning", "simulation"}  # values in, values out
 
 # Each part of the package, and the parts below it that it may name. `transport` moves bytes and knows no
 # plans, only the topology that it discovers. Pictures (`show`) look at values; everyone else may import
@@ -27,13 +27,16 @@ MAY_IMPORT = {
     **dict.fromkeys(GROUND, GROUND),
     "layout": GROUND,
     "planning": GROUND | {"layout"},
-    "simulate": GROUND | {"layout", "planning"},
+    "simulation": GROUND | {"layout", "planning"},
     "transport": GROUND | {"planning.topology"},
     "execution": GROUND | {"layout", "planning", "transport"},
     "refit": GROUND | {"layout", "planning", "transport", "execution"},
+    "models": GROUND,
+    "sharding": GROUND | {"layout", "models"},
+    "storage": GROUND | {"layout", "models", "sharding", "refit"},
     "interop": GROUND | {"layout", "planning", "transport", "execution", "refit"},
     "show": PURE,
-    "reshard": GROUND | {"layout", "planning", "transport", "execution", "interop"},
+    "resharding": GROUND | {"layout", "planning", "transport", "execution", "interop"},
 }
 # A method that users call as `plan.bind(...)` is a door into a later part; it names that part in its body,
 # and in what only a type checker reads.

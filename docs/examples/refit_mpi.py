@@ -7,7 +7,7 @@ from mpi4py import MPI
 from small_model import GENERATOR, MODEL, TRAINER, generator_arrays, trainer_arrays
 
 import nccl_m2n as m2n
-from nccl_m2n.refit.storage import fsdp, vllm
+from nccl_m2n.storage import fsdp, vllm
 
 with m2n.MpiTransport(MPI.COMM_WORLD) as transport:
     rank = transport.rank

@@ -6,7 +6,7 @@ from __future__ import annotations
 from small_model import GENERATOR, MODEL, TRAINER, generator_arrays, trainer_arrays
 
 import nccl_m2n as m2n
-from nccl_m2n.refit.storage import fsdp, vllm
+from nccl_m2n.storage import fsdp, vllm
 
 trainer = {rank: fsdp(MODEL, TRAINER, rank, trainer_arrays(rank)) for rank in range(4)}
 generator = {rank: vllm(MODEL, GENERATOR, rank, generator_arrays(), start_rank=4) for rank in range(4, 8)}

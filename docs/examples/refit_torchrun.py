@@ -12,7 +12,7 @@ import torch
 from small_model import GENERATOR, MODEL, TRAINER, generator_arrays, trainer_arrays
 
 import nccl_m2n as m2n
-from nccl_m2n.refit.storage import fsdp, vllm
+from nccl_m2n.storage import fsdp, vllm
 
 rank = int(os.environ["RANK"])
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nccl_m2n.refit import Manifest, Parallelism, layouts
+from nccl_m2n.models import Manifest
+from nccl_m2n.sharding import Parallelism, layouts
 
 MODEL = Manifest.from_config(
     {

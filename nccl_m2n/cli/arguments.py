@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from nccl_m2n.cli.side import Side
 from nccl_m2n.errors import CommandError
 from nccl_m2n.measure import PEERS
-from nccl_m2n.refit import Parallelism
+from nccl_m2n.sharding import Parallelism
 
 PROGRAM = "python -m nccl_m2n"
 SIDES = "sides"

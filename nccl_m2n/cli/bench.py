@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_m2n.cli import transports
-from nccl_m2n.cli.meeting import Meeting, RefusedError, together
 from nccl_m2n.cli.output import check_writable, publish
 from nccl_m2n.cli.side import Side
 from nccl_m2n.cli.sides import Sides
@@ -20,6 +19,7 @@ from nccl_m2n.layout import Replicate, Shard
 from nccl_m2n.measure import Load, available, measure_case
 from nccl_m2n.planning import Topology, Transfer, plan
 from nccl_m2n.transport import Transport
+from nccl_m2n.transport.meeting import Meeting, RefusedError, together
 
 ITEM = 2  # bytes of an element
 DTYPE = "uint16"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from nccl_m2n.cli.arguments import PROGRAM, parse
-from nccl_m2n.cli.meeting import Meeting, Place, RefusedError, one_line, report_fault, together
 from nccl_m2n.errors import M2nError, TransportError
+from nccl_m2n.transport.meeting import Meeting, Place, RefusedError, one_line, report_fault, together
 
 COLLECTIVE = ("refit", "bench", "doctor")  # every rank takes part; the others are for rank 0 alone
 USAGE, FAULT = 2, 1  # exit statuses

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nccl_m2n.cli import probes, transports
-from nccl_m2n.cli.meeting import Meeting
 from nccl_m2n.cli.output import pairs_text, publish
-from nccl_m2n.layout.mesh import short_ranks
+from nccl_m2n.text import short_ranks
+from nccl_m2n.transport.meeting import Meeting
 
 NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_HOSTID", "NCCL_DEBUG")
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nccl_m2n.errors import CommandError
-from nccl_m2n.refit import Manifest, Rule, load_rules, rules_for
-from nccl_m2n.refit.checkpoint import Checkpoint, find_in_directory
-from nccl_m2n.refit.installed import PACKAGES, installed_checkpoint
-from nccl_m2n.refit.models.catalogue import SHIPPED
+from nccl_m2n.models import Manifest
+from nccl_m2n.models.catalogue import SHIPPED
+from nccl_m2n.models.checkpoint import Checkpoint, find_in_directory
+from nccl_m2n.models.find import PACKAGES, installed_checkpoint
+from nccl_m2n.sharding import Rule, load_rules, rules_for
 
 _FIRST_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of a parameter's name: its layer
 

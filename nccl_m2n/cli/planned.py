@@ -23,8 +23,8 @@ def plan(arguments: argparse.Namespace) -> None:
 def simulate(arguments: argparse.Namespace) -> None:
     """Print what the plan and the methods it is compared with would take on given links."""
     try:
-        from nccl_m2n.simulate import Links
-        from nccl_m2n.simulate import simulate as run
+        from nccl_m2n.simulation import Links
+        from nccl_m2n.simulation import simulate as run
     except ImportError:
         raise CommandError("this version of nccl_m2n has no cost model yet; use the plan command") from None
     problem, made, seconds = _planned(arguments)

@@ -11,7 +11,7 @@ from typing import Any
 from nccl_m2n.cli.model import Model
 from nccl_m2n.cli.sides import Sides
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.refit import layouts
+from nccl_m2n.sharding import layouts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from nccl_m2n.cli import transports
-from nccl_m2n.cli.meeting import Meeting, for_each, refused_together, together
 from nccl_m2n.cli.model import find_model
 from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, progress, publish
 from nccl_m2n.cli.problem import Problem
@@ -24,6 +23,7 @@ from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
 from nccl_m2n.errors import VerificationError
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
+from nccl_m2n.transport.meeting import Meeting, for_each, refused_together, together
 
 
 @dataclass

@@ -7,11 +7,11 @@ import json
 import os
 from typing import Any
 
-from nccl_m2n.cli.meeting import Meeting, refused_together, together
 from nccl_m2n.cli.sides import Sides
 from nccl_m2n.errors import CommandError, TransportError
 from nccl_m2n.transport import LocalTransport, Transport
 from nccl_m2n.transport.gpu import device_count
+from nccl_m2n.transport.meeting import Meeting, refused_together, together
 
 CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
 _MEMORY_INFO = "/proc/meminfo"

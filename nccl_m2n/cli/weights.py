@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.dtypes import item_size
-from nccl_m2n.refit import Manifest
-from nccl_m2n.refit.checkpoint import Checkpoint
+from nccl_m2n.models import Manifest
+from nccl_m2n.models.checkpoint import Checkpoint
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Index: TypeAlias = Sequence[

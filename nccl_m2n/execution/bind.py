@@ -11,7 +11,6 @@ import numpy as np
 
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.errors import PlanError
-from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bound import Bound, Executor
 from nccl_m2n.execution.factored import align_factors, split_factored
 from nccl_m2n.execution.formats import format_number
@@ -23,6 +22,7 @@ from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.planning import Transfer
 from nccl_m2n.planning.program import Program
+from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
 if TYPE_CHECKING:

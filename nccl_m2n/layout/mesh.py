@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.text import short_ranks
 
 
 @dataclass(frozen=True, init=False)
@@ -134,15 +135,3 @@ def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
     if array.min() < 0:
         raise LayoutError(f"expected ranks from 0 up in a mesh, got {int(array.min())}; count ranks from 0")
     return array.astype(np.int64)
-
-
-def short_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people: runs as ``first-last``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
-    return ", ".join(text if len(text) <= 8 else [*text[:7], "…", text[-1]])

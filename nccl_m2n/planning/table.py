@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nccl_m2n.dtypes import item_size
-from nccl_m2n.layout.mesh import short_ranks
-from nccl_m2n.text import align_table, bytes_text
+from nccl_m2n.text import align_table, bytes_text, short_ranks
 
 if TYPE_CHECKING:
     from nccl_m2n.planning.plan import Plan

@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models: what they consist of, who holds which part, and keeping two sides in step."""
+"""Named arrays on two sides of one model, kept in step. It knows no model: `models` and `sharding` do."""
 
 from __future__ import annotations
 
-from nccl_m2n.refit.manifest import Manifest, TensorInfo
-from nccl_m2n.refit.parallelism import Parallelism
+from typing import Any
+
 from nccl_m2n.refit.parameter import Parameter
-from nccl_m2n.refit.placing import layouts
 from nccl_m2n.refit.report import Report
-from nccl_m2n.refit.rules import Rule, load_rules, rules_for
 from nccl_m2n.refit.session import Refit
 
-__all__ = [
-    "Manifest",
-    "Parallelism",
-    "Parameter",
-    "Refit",
-    "Report",
-    "Rule",
-    "TensorInfo",
-    "layouts",
-    "load_rules",
-    "rules_for",
-]
+__all__ = ["Parameter", "Refit", "Report"]
+
+
+def __getattr__(name: str) -> Any:  # names that were here once
+    from nccl_m2n._moved import moved_name
+
+    return moved_name(__name__, name)

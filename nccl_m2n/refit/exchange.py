@@ -17,12 +17,12 @@ from typing import Any
 
 from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import DisagreementError, LayoutError
-from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.layout import Layout
-from nccl_m2n.layout.mesh import short_ranks
 from nccl_m2n.planning.describe import layout_data, read_layout
 from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.text import short_ranks
+from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
 DIGEST_BYTES = 32

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
@@ -21,6 +20,7 @@ from nccl_m2n.refit.match import match_sides
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.refit.report import Report, report_of
 from nccl_m2n.refit.verify import differing
+from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
 Declaration = Sequence[Parameter] | Mapping[int, Sequence[Parameter]]

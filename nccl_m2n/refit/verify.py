@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n.execution.agree import attempt, raise_together
 from nccl_m2n.execution.bits import bits, checksum
 from nccl_m2n.execution.views import view_array
 from nccl_m2n.layout.layout import MAX_NDIM
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.places import CellsOfRank, cells_of_rank
+from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
 SUM = np.dtype([("transfer", "i8"), ("cell", "i8"), ("sum", "u8")])

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout import Box, Layout
-from nccl_m2n.layout.mesh import short_ranks
 from nccl_m2n.show import svg
 from nccl_m2n.show.panel import Panel, Tile
 from nccl_m2n.show.regions import Region, cuts, overlaps_of, regions
+from nccl_m2n.text import short_ranks
 
 PAGE = 760.0  # pixels; panels wrap beyond this width
 LARGE, SMALL = 260.0, 150.0  # longer side of the panels where they are one or two, or more

@@ -98,7 +98,7 @@ def test_under_mpiexec_rank_0_says_it_for_all(checkpoint: Path, arguments: list[
 ONE_RANK_ELSEWHERE = """if True:
     import os, sys
     from nccl_m2n.cli import main
-    from nccl_m2n.cli.meeting import Place
+    from nccl_m2n.transport.meeting import Place
     os.chdir(sys.argv.pop(1) if Place.of(os.environ).rank != 2 else "/")
     sys.exit(main())
 """
@@ -106,7 +106,7 @@ ONE_RANK_ELSEWHERE = """if True:
 ONE_RANK_FAILS = """if True:
     import os, sys
     from nccl_m2n.cli import main, refit
-    from nccl_m2n.cli.meeting import Place
+    from nccl_m2n.transport.meeting import Place
     if Place.of(os.environ).rank == 2:
         refit.wrong_bytes = lambda *arguments: 1 // 0
     sys.exit(main())

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nccl_m2n.cli import main
-from nccl_m2n.cli.meeting import Place
 from nccl_m2n.cli.output import progress
 from nccl_m2n.cli.transports import lack_of_gpus
+from nccl_m2n.transport.meeting import Place
 from tests.cli.runs import run, succeed
 
 LLAMA = ["--model", "Llama-3.1-8B", "--source", "tp=4,pp=2", "--destination", "tp=8,dp=2"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nccl_m2n import Layout, Mesh, Replicate, Segment, Shard, StridedShard, VerificationError
 from nccl_m2n.cli.verify import wanted_index, wrong_bytes
 from nccl_m2n.cli.weights import MadeUpWeights
-from nccl_m2n.refit import Manifest
+from nccl_m2n.models import Manifest
 
 LAYOUTS = [
     Layout((), Mesh([3]), [Replicate()]),

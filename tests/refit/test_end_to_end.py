@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from nccl_m2n import LocalTransport, Topology, Transfer, plan
-from nccl_m2n.refit import Parallelism
-from nccl_m2n.refit.storage import vllm
-
-from . import small
-from .sides import Side, fsdp_side, megatron_side, vllm_side
-from .small import Arrays, Rank
+from nccl_m2n.sharding import Parallelism
+from nccl_m2n.storage import vllm
+from tests.storage import small
+from tests.storage.sides import Side, fsdp_side, megatron_side, vllm_side
+from tests.storage.small import Arrays, Rank
 
 
 def by_name(side: Side) -> tuple[dict[str, Any], dict[str, dict[int, Any]]]:

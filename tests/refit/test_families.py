@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from nccl_m2n import LocalTransport, Refit, Topology
-
-from . import small
-from .sides import Side, fsdp_side, megatron_side, vllm_side
+from tests.storage import small
+from tests.storage.sides import Side, fsdp_side, megatron_side, vllm_side
 
 RANKS = 16  # eight for each side
 CONFIGS = {

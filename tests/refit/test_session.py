@@ -25,9 +25,10 @@ from nccl_m2n import (
     Topology,
     TransportError,
 )
-from nccl_m2n.refit import Manifest, Parallelism, layouts
-from nccl_m2n.refit.scales import scale_layout
-from nccl_m2n.refit.storage import vllm
+from nccl_m2n.models import Manifest
+from nccl_m2n.sharding import Parallelism, layouts
+from nccl_m2n.sharding.scales import scale_layout
+from nccl_m2n.storage import vllm
 
 from .sessions import assert_holds, copies, holds, moved, needs, refit, sharded, together, values
 

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""How long a plan would take on given links: a cost model of plans, pure like them."""
-
-from nccl_m2n.simulate.links import Links
-from nccl_m2n.simulate.model import simulate
-from nccl_m2n.simulate.timeline import Timeline
-
-__all__ = ["Links", "Timeline", "simulate"]

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the storage helpers share: collecting a rank's views, and refusing those that do not fit."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nccl_m2n.errors import CommandError
+from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.sharding.placer import Placer
+
+
+def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
+    """Rows of an embedding padded to a multiple that its ranks share evenly.
+
+    vLLM and SGLang pad to 64; Megatron to ``make_vocab_size_divisible_by`` (128 by default) times its ranks.
+    """
+    unit = multiple * ranks
+    return -(-vocab // unit) * unit
+
+
+class Declaration:
+    """Collects one rank's parameters.
+
+    Args:
+        placer: Makes the layouts.
+        rank: The rank that declares.
+        skip: Patterns of names that this side leaves out.
+        zero_padding: Set the padding rows of vocabularies to zero now; else they are left alone.
+    """
+
+    def __init__(
+        self, placer: Placer, rank: int, skip: Sequence[str] = (), zero_padding: bool = False
+    ) -> None:
+        self.placer = placer
+        self.rank = rank
+        self._skip = tuple(skip)
+        self._zero_padding = zero_padding
+        self._made: dict[str, Parameter] = {}
+
+    def knows(self, name: str) -> bool:
+        """Whether the model has the parameter."""
+        return name in self.placer.manifest
+
+    def local(self, name: str) -> tuple[int, ...]:
+        """The shape that this rank's part must have.
+
+        Raises:
+            CommandError: If the model has no such parameter, or none of it is this rank's.
+        """
+        if not self.knows(name):
+            raise CommandError(f"the model {self.placer.manifest!r} has no parameter {name}")
+        layout = self.placer.layout(name)
+        if self.rank not in layout.ranks:
+            raise CommandError(f"rank {self.rank} has storage for {name}, which is on other ranks: {layout}")
+        return layout.local_shape(self.rank)
+
+    def add(self, name: str, array: Any, stored: str) -> None:
+        """Declare a view; `stored` is the storage's own name, for messages."""
+        if self._left_out(name):
+            return
+        expected = self.local(name)
+        if not splits(tuple(array.shape), expected):
+            raise CommandError(
+                f"{stored} on rank {self.rank}: expected {expected} for {name} of shape "
+                f"{self.placer.manifest[name].shape}, got {tuple(array.shape)}; is it stored as its "
+                f"framework builds it, for the parallel sizes {self.placer.parallelism}?"
+            )
+        self._made[name] = Parameter(name, self.placer.layout(name), array)
+
+    def add_stack(self, names: Sequence[str], array: Any, stored: str, dim: int = 0) -> None:
+        """Declare parts that lie end to end along one dimension of the fused array."""
+        at = 0
+        for name in names:
+            extent = self.local(name)[dim]
+            self.add(name, array[(slice(None),) * dim + (slice(at, at + extent),)], stored)
+            at += extent
+        if at != array.shape[dim]:
+            raise CommandError(
+                f"{stored} on rank {self.rank}: expected {at} along dimension {dim} for {' + '.join(names)}, "
+                f"got shape {tuple(array.shape)}"
+            )
+
+    def add_vocabulary(self, names: Iterable[str], array: Any, stored: str) -> None:
+        """Declare the rows that the model has of a vocabulary that may be padded."""
+        for name in names:
+            if self.rank not in self.placer.layout(name).ranks:
+                continue  # a copy that another parameter is made of
+            rows = self.local(name)[0]
+            share = (self.placer.padded_vocab or 0) // self.placer.parallelism.tp or rows
+            if array.shape[0] != share:
+                raise CommandError(
+                    f"{stored} on rank {self.rank}: expected {share} rows, got shape {tuple(array.shape)}; "
+                    f"set padded_vocab to the padded rows of all tensor-parallel ranks together"
+                )
+            self.add(name, array[:rows], stored)
+            if self._zero_padding and rows < share:
+                array[rows:] = 0
+
+    def slots(self, name: str) -> tuple[int, ...]:
+        """The slots of this rank that hold the expert whose parameter this is."""
+        home, expert = self.placer.home, self.placer.expert(name)
+        assert home is not None
+        assert expert is not None
+        return dict(home.owners[expert])[self.placer.expert_rank(self.rank)]
+
+    def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
+        """Declare an expert's parts of arrays stacked by slot: shape (slots, rows of all parts, columns).
+
+        A view spans from the expert's first slot to its last one; the layout says which rows between are its.
+        """
+        row = 0
+        for name in names:
+            slots = self.slots(name)
+            span = slots[-1] - slots[0] + 1
+            rows = self.local(name)[0] // span
+            view = stack[slots[0] : slots[-1] + 1] if span > 1 else stack[slots[0]]
+            at = (slice(None),) * (span > 1) + (slice(row, row + rows),)
+            self.add(name, view[at], stored)
+            row += rows
+        if row != stack.shape[1]:
+            raise CommandError(
+                f"{stored} on rank {self.rank}: expected {row} rows an expert, got shape {tuple(stack.shape)}"
+            )
+
+    def finish(self, whole_side: bool = False) -> list[Parameter]:
+        """The rank's parameters, in the model's order.
+
+        Args:
+            whole_side: List also, without an array, those of which this rank holds nothing.
+
+        Raises:
+            CommandError: If a part that the layouts give this rank was not declared.
+        """
+        made: list[Parameter] = []
+        missing: list[str] = []
+        for name in self.placer.manifest:
+            if name in self._made:
+                made.append(self._made[name])
+            elif not self._left_out(name):
+                layout = self.placer.layout(name)
+                if layout.pieces(self.rank) and any(p.box.size for p in layout.pieces(self.rank)):
+                    missing.append(name)
+                elif whole_side:
+                    made.append(Parameter(name, layout))
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CommandError(
+                f"rank {self.rank} has no storage for {missing[0]}{more}, of which it holds a part; "
+                f"pass its array, or name it in skip="
+            )
+        return made
+
+    def _left_out(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
+
+
+def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
+    """Whether `shape` is `local`, or `local` with dimensions split in row-major order.
+
+    Example:
+        >>> splits((4, 6, 5), (24, 5)), splits((24, 5), (24, 5)), splits((5, 24), (24, 5))
+        (True, True, False)
+    """
+    at = 0
+    for extent in local:
+        have = 1
+        if extent in (0, 1) and at < len(shape) and shape[at] == extent:
+            at += 1
+            continue
+        while at < len(shape) and have != extent:
+            have *= shape[at]
+            at += 1
+        if have != extent:
+            return False
+    return at == len(shape)
