@@ -12,7 +12,7 @@ from typing import Any
 
 from nccl_m2n.cli import probes, transports
 from nccl_m2n.cli.output import pairs_text, publish
-from nccl_m2n.text import short_ranks
+from nccl_m2n.text import pip_install, short_ranks
 from nccl_m2n.transport.meeting import Meeting
 
 NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_HOSTID", "NCCL_DEBUG")
@@ -77,14 +77,13 @@ def _works(found: Mapping[str, Any]) -> dict[str, str]:
     gpu = "" if found["gpus"] else problems.get("gpus") or problems.get("cuda") or "no GPU"
     nccl = problems.get("nccl", "")
     kernel = problems.get("pack_kernel", "")
-    mpi = problems.get("mpi_library", "") and f"{problems['mpi_library']}; pip install 'nccl_m2n[mpich]'"
+    mpi = problems.get("mpi_library", "") and f"{problems['mpi_library']}; {pip_install('mpich')}"
     return {
         "layouts, plans, one process": "",
         "MPI, host memory": mpi or found["launcher"]["lacking"],
         "NCCL, GPU memory": nccl or gpu or kernel,
-        "bfloat16 and fp8 in NumPy": "" if has["ml_dtypes"] else "pip install 'nccl_m2n[checkpoint]'",
+        "bfloat16 and fp8 in NumPy": "" if has["ml_dtypes"] else pip_install("checkpoint"),
         "casts between float types": "" if has["ml_dtypes"] else "without ml_dtypes NumPy's own types only",
-        "tables in colour": "" if has["rich"] else "pip install 'nccl_m2n[show]'",
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import nccl_m2n
 from nccl_m2n.errors import M2nError
 
-PACKAGES = ("numpy", "mpi4py", "mpich", "cupy", "nccl4py", "safetensors", "ml_dtypes", "torch", "rich")
+PACKAGES = ("numpy", "mpi4py", "mpich", "cupy", "nccl4py", "safetensors", "ml_dtypes", "torch")
 # Functions that something here would use, with the version of NCCL that brought them.
 NCCL_FUNCTIONS = {
     "ncclCommInitRankScalable": "2.23",

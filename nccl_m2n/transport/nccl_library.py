@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.text import pip_install
 from nccl_m2n.transport.deadline import poll
 from nccl_m2n.transport.gpu import import_cupy
 
@@ -29,7 +30,7 @@ def nccl_bindings() -> Any:
         nccl.get_version()  # loads the library, which the import alone does not
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), "
+            f"NCCL is not available ({error}): {pip_install('cuda12')} (or cuda13), "
             "which brings nccl4py and CuPy"
         ) from None
     return nccl
