@@ -214,7 +214,7 @@ class _Call:
         failures: dict[int, Exception] = {}
         plan: Plan = attempt(self._plan, failures, self._transport.local_ranks[0])
         raise_together(self._transport, failures, {})
-        bound = plan.bind(self._transport, *map(self._arrays, (0, 1)))
+        bound = plan.bind(self._transport, self._arrays(0), self._arrays(1))
         bound.forget_arrays()  # they are told by their places, and may go when the caller is done with them
         self._memory.keep(self._key, bound)
         return bound
