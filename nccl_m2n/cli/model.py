@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models import Manifest
@@ -16,6 +14,7 @@ from nccl_m2n.models.catalogue import SHIPPED
 from nccl_m2n.models.checkpoint import Checkpoint, find_in_directory
 from nccl_m2n.models.find import PACKAGES, installed_checkpoint
 from nccl_m2n.sharding import Rule, load_rules, rules_for
+from nccl_m2n.typing import ReadJson
 
 _FIRST_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of a parameter's name: its layer
 
@@ -102,7 +101,7 @@ def first_layers(manifest: Manifest, layers: int, described: bool) -> Manifest:
     Raises:
         CommandError: If the model has fewer layers.
     """
-    config: Mapping[str, Any] = manifest.config or {}
+    config: ReadJson = manifest.config or {}
     numbers = {name: _layer(name) for name in manifest}
     has = int(config.get("num_hidden_layers") or max(numbers.values()) + 1)
     if layers > has:
