@@ -396,7 +396,7 @@ def test_the_secret_and_the_run_come_from_the_environment() -> None:
 
     def process(change: dict[str, str]) -> str:
         environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        environment |= {"M2N_SECRET": "abc", "TORCHELASTIC_RUN_ID": "run"} | change
+        environment |= {"M2N_SECRET": "right", "TORCHELASTIC_RUN_ID": "run"} | change
         try:
             meeting = Rendezvous.from_environment(timeout=0.8, environment=environment)
         except TransferTimeout:
@@ -404,7 +404,7 @@ def test_the_secret_and_the_run_come_from_the_environment() -> None:
         with contextlib.closing(meeting):
             return b"".join(meeting.exchange(environment["RANK"].encode())).decode()
 
-    for wrong in ({"M2N_SECRET": "abd"}, {"TORCHELASTIC_RUN_ID": "ran"}):
+    for wrong in ({"M2N_SECRET": "wrong"}, {"TORCHELASTIC_RUN_ID": "ran"}):
         with ThreadPoolExecutor(2) as pool:
             assert set(pool.map(process, [{"RANK": "0"}, {"RANK": "1"} | wrong])) == {"kept out"}
     with ThreadPoolExecutor(2) as pool:
