@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nccl_m2n.checks import shown
 from nccl_m2n.errors import LayoutError
 
 # Types that NumPy itself does not know, with their size in bytes (ml_dtypes' and PyTorch's names).
@@ -27,13 +28,23 @@ _EXTENDED = {
     "float8_e8m0fnu": 1,
     "float4_e2m1fn_x2": 1,
 }
+# What people write besides. 'half', 'float' (of 8 bytes) and 'double' are NumPy's own.
+_SHORT = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 
 
 def dtype_name(dtype: Any) -> str:
     """The canonical name of an element type.
 
     Args:
-        dtype: A name, a NumPy (or ml_dtypes) dtype or scalar type, or a PyTorch dtype.
+        dtype: A name, a short one such as ``"bf16"`` too, a NumPy (or ml_dtypes) dtype or scalar type, or a PyTorch
+            dtype.
 
     Raises:
         LayoutError: If it is none of these.
@@ -45,13 +56,18 @@ def dtype_name(dtype: Any) -> str:
         ('float32', 'bfloat16', 'int32')
     """
     text = dtype if isinstance(dtype, str) else str(dtype) if type(dtype).__module__ == "torch" else None
-    if text is not None and text.removeprefix("torch.") in _EXTENDED:
-        return text.removeprefix("torch.")
+    if text is not None:
+        text = text.removeprefix("torch.")
+        text = _SHORT.get(text, text)
+    if text in _EXTENDED:
+        return text
     try:
-        made = np.dtype(text.removeprefix("torch.") if text is not None else dtype)
+        if dtype is None or text == "":  # NumPy takes these for float64
+            raise TypeError
+        made = np.dtype(dtype if text is None else text)
     except TypeError:
         raise LayoutError(
-            f"expected an element type, such as 'bfloat16' or numpy.float32, got {dtype!r}"
+            f"expected an element type, such as 'bfloat16' or numpy.float32, got {shown(dtype)}"
         ) from None
     if made.hasobject or made.itemsize == 0:
         raise LayoutError(
