@@ -169,11 +169,21 @@ def draw_plan(rng: Random, tensors: list[Tensor], ranks: int) -> Plan:
 
 
 def bind_case(world: World, rng: Random, seed: str, chosen: Collection[int] | None = None) -> Outcome:
-    """One plan, run twice; or two on one transport, which overlap in time."""
+    """One plan, run twice."""
+    return _bind_and_run(world, rng, seed, chosen, 1)
+
+
+def twins_case(world: World, rng: Random, seed: str, chosen: Collection[int] | None = None) -> Outcome:
+    """Two plans on one transport, which overlap in time: ranks wait for them in different orders."""
+    return _bind_and_run(world, rng, seed, chosen, 2)
+
+
+def _bind_and_run(
+    world: World, rng: Random, seed: str, chosen: Collection[int] | None, count: int
+) -> Outcome:
     outcome = Outcome()
-    twins = rng.random() < 0.25
     batches, plans = [], []
-    for number in range(1 + twins):
+    for number in range(count):
         tensors = draw_tensors(rng, world.size, rng.randint(1, 8), 30, device=world.on_device)
         if chosen is not None:
             tensors = [t for i, t in enumerate(tensors) if i in chosen]

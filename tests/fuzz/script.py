@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
-from tests.fuzz.bind_case import bind_case
+from tests.fuzz.bind_case import bind_case, twins_case
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.world import TRANSPORTS, World, find_transport, make_transport
 
 Case = Callable[[World, Random, str, Collection[int] | None], Outcome]
 
-KINDS: dict[str, tuple[int, Case]] = {"bind": (6, bind_case)}  # how often, what
+KINDS: dict[str, tuple[int, Case]] = {"bind": (6, bind_case), "twins": (2, twins_case)}  # how often, what
 
 
 def arguments() -> argparse.ArgumentParser:

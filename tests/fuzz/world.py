@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,6 +96,8 @@ class World:
     def give_up(self) -> None:
         """End every process of a job that cannot go on."""
         sys.stdout.flush()
+        if not self.leader:
+            time.sleep(2.0)  # the leader has something to say
         if self.kind == "mpi":
             from mpi4py import MPI
 
