@@ -33,3 +33,8 @@ def short_ranks(ranks: Sequence[int]) -> str:
             runs.append([rank, rank])
     text = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
     return ", ".join(text if len(text) <= 8 else [*text[:7], "…", text[-1]])
+
+
+def pip_install(extra: str) -> str:
+    """The command that brings what one of this package's extras names, run in a checkout: no index has it yet."""
+    return f"pip install '.[{extra}]'"

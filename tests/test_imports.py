@@ -17,7 +17,7 @@ import nccl_m2n
 PACKAGE = Path(nccl_m2n.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-GROUND = {"_moved", "errors", "dtypes", "text"}  # importable from everywhere
+GROUND = {"_moved", "checks", "dtypes", "errors", "text", "typing"}  # importable from everywhere
 PURE = GROUND | {"layout", "planning", "simulation"}  # values in, values out
 
 # Each part of the package, and the parts below it that it may name. `transport` moves bytes and knows no

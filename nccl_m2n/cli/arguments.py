@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 from nccl_m2n.cli.side import Side
 from nccl_m2n.errors import CommandError
@@ -19,6 +19,8 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MODEL = """a .safetensors file, an index, a directory or a config.json; the name of a shipped model, such as
 Llama-3.1-8B; a model that an installed package carries (all-MiniLM-L6-v2), or package:DISTRIBUTION"""
 _DOMAIN = """ranks that NVLink joins: N neighbours each, or 'sides' for one domain a side"""
+
+_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,7 +51,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _command(commands: Any, name: str, summary: str, text: str) -> Parser:
+def _command(commands: _Commands, name: str, summary: str, text: str) -> Parser:
     made = commands.add_parser(name, help=summary, description=text, allow_abbrev=False)
     assert isinstance(made, Parser)
     made.add_argument(
@@ -92,7 +94,7 @@ def _add_carrier(parser: Parser) -> None:
     )
 
 
-def _add_refit(commands: Any) -> None:
+def _add_refit(commands: _Commands) -> None:
     text = """Move a model's weights from one sharding to another with one collective, and verify every byte.
     Run it under mpiexec or torchrun, one rank a process; alone, all ranks are in this process. A model
     without data gets weights made up from names and positions, so that every byte can be verified as well."""
@@ -109,14 +111,14 @@ def _add_refit(commands: Any) -> None:
     )
 
 
-def _add_plan(commands: Any) -> None:
+def _add_plan(commands: _Commands) -> None:
     text = "Print what a refit would move, beside direct sends and gather and broadcast; needs no ranks."
     parser = _command(commands, "plan", "print what a refit would move", text)
     _add_problem(parser)
     parser.add_argument("--domain", type=domain, default=8, metavar="N", help=_DOMAIN + " (8)")
 
 
-def _add_simulate(commands: Any) -> None:
+def _add_simulate(commands: _Commands) -> None:
     text = "Predict how long a refit would take on given links, beside direct sends and gather and broadcast."
     parser = _command(commands, "simulate", "predict how long a refit would take", text)
     _add_problem(parser)
@@ -133,7 +135,7 @@ def _add_simulate(commands: Any) -> None:
     )
 
 
-def _add_bench(commands: Any) -> None:
+def _add_bench(commands: _Commands) -> None:
     text = """Time a reshard of tensors of growing size beside its peers, in the same run, and check the results.
     Run it under mpiexec or torchrun, one rank a process; alone, all ranks are in this process."""
     parser = _command(commands, "bench", "time tensors of growing size beside peers", text)
@@ -159,7 +161,7 @@ def _add_bench(commands: Any) -> None:
     )
 
 
-def _add_doctor(commands: Any) -> None:
+def _add_doctor(commands: _Commands) -> None:
     text = "Versions, GPUs, NVLink domains and NICs, and what works here and what does not."
     _command(commands, "doctor", "say what is here and what works", text)
 

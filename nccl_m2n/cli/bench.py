@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from nccl_m2n.cli import transports
 from nccl_m2n.cli.output import check_writable, publish
@@ -20,6 +19,7 @@ from nccl_m2n.measure import Load, available, measure_case
 from nccl_m2n.planning import Topology, Transfer, plan
 from nccl_m2n.transport import Transport
 from nccl_m2n.transport.meeting import Meeting, RefusedError, together
+from nccl_m2n.typing import JsonObject
 
 ITEM = 2  # bytes of an element
 DTYPE = "uint16"
@@ -32,7 +32,7 @@ HEAD = [
 
 
 @dataclass(frozen=True)
-class Sweep(Sides):
+class Sweep(Sides[Side]):
     """One problem in several sizes; its sides are `Side`."""
 
     sizes: tuple[int, ...]  # bytes
@@ -137,7 +137,7 @@ def _methods(asked: list[str] | None, sweep: Sweep, transport: Transport) -> lis
 
 def _measured(
     arguments: argparse.Namespace, sweep: Sweep, transport: Transport, topology: Topology, methods: list[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """The result of each size as JSON data; the same on every rank but for the staging. Collective."""
     for nbytes in sweep.sizes:
         transfers = sweep.transfers(nbytes)
@@ -177,7 +177,7 @@ def _head(sweep: Sweep, transport: Transport, kind: str, topology: Topology, dom
     ]
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
+def _lines(result: JsonObject) -> list[str]:
     """A line for each method."""
     return [
         COLUMNS.format(
@@ -198,8 +198,8 @@ def _finish(
     arguments: argparse.Namespace,
     meeting: Meeting,
     sweep: Sweep,
-    carrier: dict[str, Any],
-    results: list[dict[str, Any]],
+    carrier: JsonObject,
+    results: list[JsonObject],
 ) -> None:
     """Write the JSON, and end with status 1 on every rank if anything was wrong."""
     wrong = sum(m["wrong"] or 0 for result in results for m in result["methods"].values())

@@ -8,12 +8,12 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.cli import probes, transports
 from nccl_m2n.cli.output import pairs_text, publish
-from nccl_m2n.text import short_ranks
+from nccl_m2n.text import pip_install, short_ranks
 from nccl_m2n.transport.meeting import Meeting
+from nccl_m2n.typing import JsonObject, ReadJson
 
 NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_HOSTID", "NCCL_DEBUG")
 
@@ -45,9 +45,9 @@ def domains(meeting: Meeting) -> tuple[list[list[int]] | None, str]:
     return probes.probe(discover)
 
 
-def examine(meeting: Meeting) -> dict[str, Any]:
+def examine(meeting: Meeting) -> JsonObject:
     """Everything about this process, as JSON data."""
-    found: dict[str, Any] = {"versions": probes.versions(), "problems": {}}
+    found: JsonObject = {"versions": probes.versions(), "problems": {}}
     looks = {
         "mpi_library": probes.mpi_library,
         "nccl": probes.nccl_library,
@@ -71,24 +71,23 @@ def examine(meeting: Meeting) -> dict[str, Any]:
     return found
 
 
-def _works(found: Mapping[str, Any]) -> dict[str, str]:
+def _works(found: ReadJson) -> dict[str, str]:
     """What can be used, and for what cannot the reason and the remedy."""
     has, problems = found["versions"], found["problems"]
     gpu = "" if found["gpus"] else problems.get("gpus") or problems.get("cuda") or "no GPU"
     nccl = problems.get("nccl", "")
     kernel = problems.get("pack_kernel", "")
-    mpi = problems.get("mpi_library", "") and f"{problems['mpi_library']}; pip install 'nccl_m2n[mpich]'"
+    mpi = problems.get("mpi_library", "") and f"{problems['mpi_library']}; {pip_install('mpich')}"
     return {
         "layouts, plans, one process": "",
         "MPI, host memory": mpi or found["launcher"]["lacking"],
         "NCCL, GPU memory": nccl or gpu or kernel,
-        "bfloat16 and fp8 in NumPy": "" if has["ml_dtypes"] else "pip install 'nccl_m2n[checkpoint]'",
+        "bfloat16 and fp8 in NumPy": "" if has["ml_dtypes"] else pip_install("checkpoint"),
         "casts between float types": "" if has["ml_dtypes"] else "without ml_dtypes NumPy's own types only",
-        "tables in colour": "" if has["rich"] else "pip install 'nccl_m2n[show]'",
     }
 
 
-def _summary(found: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(found: ReadJson) -> JsonObject:
     """What may differ from rank to rank."""
     return {
         "host": found["host"],
@@ -100,7 +99,7 @@ def _summary(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _text(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> str:
+def _text(every: Sequence[ReadJson], meeting: Meeting) -> str:
     found = every[0]
     problems = found["problems"]
     sections = [
@@ -123,14 +122,14 @@ def _text(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> str:
     return "\n\n".join(f"{title}\n{_indent(pairs_text(rows))}" for title, rows in sections)
 
 
-def _nccl_rows(nccl: Mapping[str, Any] | None, problem: str | None) -> list[tuple[str, str]]:
+def _nccl_rows(nccl: ReadJson | None, problem: str | None) -> list[tuple[str, str]]:
     if nccl is None:
         return [("NCCL", _lacks(problem))]
     lacks = ", ".join(nccl["lacks"]) or "nothing that is used here"
     return [("NCCL", f"{nccl['version']} ({nccl['path']})"), ("  lacks", lacks)]
 
 
-def _process_rows(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> list[tuple[str, str]]:
+def _process_rows(every: Sequence[ReadJson], meeting: Meeting) -> list[tuple[str, str]]:
     """Ranks by host, then what differs between ranks that should be alike."""
     place = meeting.place.launcher
     rows = [("started by", {"none": "no launcher", "mpi": "an MPI launcher"}.get(place, place))]
@@ -153,7 +152,7 @@ def _process_rows(every: Sequence[Mapping[str, Any]], meeting: Meeting) -> list[
     return rows
 
 
-def _gpu_row(gpu: Mapping[str, Any]) -> tuple[str, str]:
+def _gpu_row(gpu: ReadJson) -> tuple[str, str]:
     return (
         f"GPU {gpu['device']}",
         f"{gpu['name']}, {gpu['bytes'] / 1e9:.0f} GB, "
@@ -161,7 +160,7 @@ def _gpu_row(gpu: Mapping[str, Any]) -> tuple[str, str]:
     )
 
 
-def _nic_row(nic: Mapping[str, Any]) -> tuple[str, str]:
+def _nic_row(nic: ReadJson) -> tuple[str, str]:
     return nic["name"], f"{nic['kind']}, {nic['state']}, {nic['rate'] or 'speed unknown'}"
 
 
@@ -169,7 +168,7 @@ def _cuda(cuda: Mapping[str, str] | None) -> str:
     return f"{cuda['runtime']}, the driver takes up to {cuda['driver']}" if cuda else ""
 
 
-def _verdict(said: Mapping[str, Any]) -> str:
+def _verdict(said: ReadJson) -> str:
     return "yes" if said["works"] else f"no: {said['why']}"
 
 

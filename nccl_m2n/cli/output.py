@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import nccl_m2n
 from nccl_m2n.errors import CommandError
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.table import compared_plans
+from nccl_m2n.typing import JsonObject, ReadJson
 
 SCHEMA_VERSION = 1
 BAR_WIDTH = 30
@@ -33,7 +34,7 @@ def check_writable(path: str | None) -> None:
         raise CommandError(f"--json {path}: expected a file in a folder that exists")
 
 
-def publish(text: str, schema: str, data: Mapping[str, Any], path: str | None) -> None:
+def publish(text: str, schema: str, data: ReadJson, path: str | None) -> None:
     """Print a table, and write its numbers as JSON where that was asked for.
 
     Args:
@@ -64,12 +65,12 @@ def pairs_text(pairs: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{label:<{width}}  {value}".rstrip() for label, value in pairs)
 
 
-def methods_data(plan: Plan) -> dict[str, dict[str, Any]]:
+def methods_data(plan: Plan) -> dict[str, JsonObject]:
     """The plan's figures, and those of the methods that its table compares it with."""
     return {made.options.method: _figures(made) for made in [plan, *compared_plans(plan)]}
 
 
-def _figures(plan: Plan) -> dict[str, Any]:
+def _figures(plan: Plan) -> JsonObject:
     traffic = plan.traffic()
     return {
         "flows": len(plan.flows),

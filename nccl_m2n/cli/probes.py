@@ -11,12 +11,15 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import nccl_m2n
 from nccl_m2n.errors import M2nError
+from nccl_m2n.typing import JsonObject
 
-PACKAGES = ("numpy", "mpi4py", "mpich", "cupy", "nccl4py", "safetensors", "ml_dtypes", "torch", "rich")
+Result = TypeVar("Result")
+
+PACKAGES = ("numpy", "mpi4py", "mpich", "cupy", "nccl4py", "safetensors", "ml_dtypes", "torch")
 # Functions that something here would use, with the version of NCCL that brought them.
 NCCL_FUNCTIONS = {
     "ncclCommInitRankScalable": "2.23",
@@ -29,7 +32,7 @@ NCCL_FUNCTIONS = {
 INFINIBAND, NETWORK = Path("/sys/class/infiniband"), Path("/sys/class/net")
 
 
-def probe(look: Callable[[], Any]) -> tuple[Any, str]:
+def probe(look: Callable[[], Result]) -> tuple[Result | None, str]:
     """What a look at something found, or None and the reason in one line."""
     try:
         with warnings.catch_warnings():
@@ -76,7 +79,7 @@ def mpi_library() -> str:
     return " ".join(said.splitlines()[0].split())
 
 
-def nccl_library() -> dict[str, Any]:
+def nccl_library() -> JsonObject:
     """The version of NCCL, where it was loaded from, and which of the wanted functions it lacks."""
     from nccl_m2n.transport.nccl_library import nccl_bindings
 
@@ -96,7 +99,7 @@ def _loaded(name: str) -> str | None:
     return None
 
 
-def gpus() -> list[dict[str, Any]]:
+def gpus() -> list[JsonObject]:
     """The GPUs that this process sees."""
     from nccl_m2n.transport.gpu import device_count, import_cupy
 
@@ -137,12 +140,12 @@ def pack_kernel() -> str:
     return "kernels are built and run" if int(value[0]) == 7 else "kernels give wrong results"
 
 
-def nics() -> list[dict[str, Any]]:
+def nics() -> list[JsonObject]:
     """The machine's network interfaces: InfiniBand and RoCE ports, then all others but loopback."""
     return _infiniband() + _network()
 
 
-def _infiniband() -> list[dict[str, Any]]:
+def _infiniband() -> list[JsonObject]:
     return [
         {
             "name": f"{port.parents[1].name}:{port.name}",
@@ -154,7 +157,7 @@ def _infiniband() -> list[dict[str, Any]]:
     ]
 
 
-def _network() -> list[dict[str, Any]]:
+def _network() -> list[JsonObject]:
     made = []
     for link in sorted(NETWORK.glob("*")):
         if link.name == "lo" or not link.is_dir():

@@ -6,17 +6,17 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from nccl_m2n.cli.model import Model
 from nccl_m2n.cli.sides import Sides
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.sharding import layouts
+from nccl_m2n.sharding import Parallelism, layouts
+from nccl_m2n.typing import JsonObject
 
 
 @dataclass(frozen=True)
-class Problem(Sides):
-    """A whole model's move from one side to the other; its sides are `Parallelism`."""
+class Problem(Sides[Parallelism]):
+    """A whole model's move from one side to the other."""
 
     model: Model
     staging_bytes: int
@@ -47,7 +47,7 @@ class Problem(Sides):
         """One line: which model goes from where to where."""
         return f"{self.model.label}: {self.way()}"
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> JsonObject:
         """The same as JSON data."""
         manifest = self.model.manifest
         return {

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,9 +21,14 @@ from nccl_m2n.cli.shards import Shards
 from nccl_m2n.cli.verify import wrong_bytes
 from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
 from nccl_m2n.errors import VerificationError
+from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
 from nccl_m2n.transport.meeting import Meeting, for_each, refused_together, together
+from nccl_m2n.typing import JsonObject
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -75,10 +80,12 @@ class Refitting:
     def move(self) -> None:
         """Bind and run, as often as asked. Collective."""
         several = len(self.transport.local_ranks) > 1
-        given = [_arrays(side, several) for side in (self.sources, self.destinations)]
-        bound = self._timed(
-            "bind", lambda: refused_together(self.transport, lambda: self.plan.bind(self.transport, *given))
-        )
+        sources, destinations = (_arrays(side, several) for side in (self.sources, self.destinations))
+
+        def bind() -> Bound:
+            return self.plan.bind(self.transport, sources, destinations)
+
+        bound = self._timed("bind", lambda: refused_together(self.transport, bind))
         with bound:
             for _ in progress(range(self.arguments.steps), self.arguments.steps, "move", self.shown):
                 for shards in self.destinations.values():
@@ -110,7 +117,7 @@ class Refitting:
         payload = {rank: struct.pack("<q", count) for rank, count in done.items()}
         self.verified = sum(struct.unpack("<q", said)[0] for said in self.transport.exchange(payload))
 
-    def _timed(self, step: str, work: Callable[[], Any]) -> Any:
+    def _timed(self, step: str, work: Callable[[], Result]) -> Result:
         began = time.perf_counter()
         result = work()
         self.seconds[step] = time.perf_counter() - began
@@ -119,7 +126,7 @@ class Refitting:
     def _slowest(self, seconds: float) -> float:
         """The largest of all ranks' numbers. Collective."""
         payload = dict.fromkeys(self.transport.local_ranks, struct.pack("<d", seconds))
-        return max(struct.unpack("<d", said)[0] for said in self.transport.exchange(payload))
+        return max(float(struct.unpack("<d", said)[0]) for said in self.transport.exchange(payload))
 
 
 def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
@@ -152,18 +159,18 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
             publish(_text(job), "refit", _data(job), arguments.json)
 
 
-def _arrays(side: dict[int, Shards], several: bool) -> dict[str, Any]:
+def _arrays(side: dict[int, Shards], several: bool) -> JsonObject:
     """The arrays of one side as `Plan.bind` takes them: by name, and by rank where there are several."""
     if not several:
         return dict(next(iter(side.values())).views())
-    made: dict[str, dict[int, Any]] = {}
+    made: dict[str, dict[int, ArrayView]] = {}
     for rank, shards in side.items():
         for name, view in shards.views().items():
             made.setdefault(name, {})[rank] = view
     return made
 
 
-def _data(job: Refitting) -> dict[str, Any]:
+def _data(job: Refitting) -> JsonObject:
     """The report as JSON data."""
     manifest, median = job.problem.model.manifest, statistics.median(job.moves)
     methods = methods_data(job.plan)

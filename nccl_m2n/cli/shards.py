@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
 from nccl_m2n.layout import Layout
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Array
 
 ALIGNMENT = 256  # bytes between the starts of tensors
 POISON = 0xA5  # what destination arrays hold before: bytes that never came show
@@ -44,7 +44,7 @@ class Shards:
                 end += -(-nbytes // ALIGNMENT) * ALIGNMENT
         self.allocated = end
         self.nbytes = sum(math.prod(shape) * item_size(dtype) for _, shape, dtype in self._place.values())
-        self._memory: Any = None
+        self._memory: Array = None
 
     def allocate(self) -> None:
         """Take the memory.
@@ -102,16 +102,16 @@ class Shards:
         """A tensor's local array as bytes in host memory, of shape ``(*local shape, bytes of an item)``."""
         local = self._local(name)
         if self.device is None:
-            return local
+            return np.asarray(local)
         with import_cupy().cuda.Device(self.device):
-            return local.get()
+            return np.asarray(local.get())
 
-    def _local(self, name: str) -> Any:
+    def _local(self, name: str) -> Array:
         start, shape, dtype = self._place[name]
         item = item_size(dtype)
         return self._memory[start : start + math.prod(shape) * item].reshape(*shape, item)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._place)
 
     def __len__(self) -> int:

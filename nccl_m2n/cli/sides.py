@@ -5,19 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
 from nccl_m2n.cli.arguments import SIDES
 from nccl_m2n.errors import CommandError
 from nccl_m2n.planning import Topology
 
 
+class Ranked(Protocol):
+    """Parallel sizes that print themselves."""
+
+    @property
+    def size(self) -> int:
+        """Its number of ranks."""
+
+
+Kind = TypeVar("Kind", bound=Ranked)
+
+
 @dataclass(frozen=True)
-class Sides:
+class Sides(Generic[Kind]):
     """The source from rank 0 on, the destination from a later rank on, or from rank 0 on as well."""
 
-    source: Any  # prints itself, and has a `size`: its number of ranks
-    destination: Any
+    source: Kind
+    destination: Kind
     first: int  # the destination's first rank
 
     @property
@@ -76,7 +87,7 @@ class Sides:
         one_machine = memory == "host" and len(found) == 1 and self.first
         return SIDES if asked is None and one_machine else asked
 
-    def where(self, first: int, side: Any) -> str:
+    def where(self, first: int, side: Ranked) -> str:
         """The ranks of a side, for people."""
         return f"ranks {first}-{first + side.size - 1}" if side.size > 1 else f"rank {first}"
 

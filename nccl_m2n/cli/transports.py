@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
-from nccl_m2n.cli.sides import Sides
+from nccl_m2n.cli.sides import Kind, Sides
 from nccl_m2n.errors import CommandError, TransportError
 from nccl_m2n.transport import LocalTransport, Transport
 from nccl_m2n.transport.gpu import device_count
 from nccl_m2n.transport.meeting import Meeting, refused_together, together
+from nccl_m2n.typing import Json
 
 CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
 _MEMORY_INFO = "/proc/meminfo"
@@ -28,13 +28,13 @@ def gpus() -> tuple[int, str]:
         return 0, str(error) if isinstance(error, TransportError) else f"{type(error).__name__}: {error}"
 
 
-def gpu_states(meeting: Meeting) -> list[list[Any]]:
+def gpu_states(meeting: Meeting) -> list[list[Json]]:
     """What `gpus` says on every process, its host, and whether ranks may share a GPU there. Collective."""
     sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host(), sharing]).encode())]
 
 
-def choose(kind: str, meeting: Meeting, problem: Sides, ranks: int | None) -> str:
+def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None) -> str:
     """The kind of transport, or the reason why it cannot be had. Collective.
 
     Args:
@@ -80,7 +80,7 @@ def choose(kind: str, meeting: Meeting, problem: Sides, ranks: int | None) -> st
     return together(meeting, decide)
 
 
-def make(chosen: str, meeting: Meeting, problem: Sides, ranks: int | None) -> Transport:
+def make(chosen: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None) -> Transport:
     """The transport that was chosen. Collective."""
     if chosen == "local":
         return LocalTransport(ranks or problem.ranks)
@@ -121,7 +121,7 @@ def require_memory(meeting: Meeting, needed: int, remedy: str) -> None:
         RefusedError: On all ranks.
     """
     mine = json.dumps([_host(), needed, free_memory()]).encode()
-    by_host: dict[str, list[Any]] = {}
+    by_host: dict[str, list[Json]] = {}
     for host, amount, free in map(json.loads, meeting.share(mine)):
         entry = by_host.setdefault(host, [0, free])
         entry[0] += amount
@@ -147,7 +147,7 @@ def free_memory() -> int | None:
         return None
 
 
-def lack_of_gpus(states: list[list[Any]], ranks_each: int) -> str:
+def lack_of_gpus(states: list[list[Json]], ranks_each: int) -> str:
     """Why not every rank can have a GPU of its own; empty if every rank can."""
     hosts: dict[str, int] = {}
     for rank, (count, reason, host, sharing) in enumerate(states):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.models import Manifest
 from nccl_m2n.models.checkpoint import Checkpoint
+from nccl_m2n.typing import Ints
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Index: TypeAlias = Sequence[
@@ -72,14 +73,14 @@ class MadeUpWeights(Weights):
         item = item_size(self._manifest[name].dtype)
         word = min(item, 8)
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        made: Any = _scattered(np.arange(item // word), seed, word)
+        made = _scattered(np.arange(item // word), seed, word)
         for dim, wanted in reversed(list(enumerate(index))):
             indices = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else wanted
             made = np.add.outer(_scattered(indices, seed + (dim + 1) * _DIMENSION, word), made)
         return made.view(np.uint8)
 
 
-def _scattered(indices: Any, seed: int, word: int) -> Any:
+def _scattered(indices: Ints, seed: int, word: int) -> npt.NDArray[np.uint64]:
     """A number of `word` bytes for each index that looks like none of its neighbours' (splitmix64)."""
     mixed = (indices.astype(np.uint64) + np.uint64(seed % 2**64)) * np.uint64(_GOLDEN)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

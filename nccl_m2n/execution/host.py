@@ -19,6 +19,7 @@ from nccl_m2n.execution.formats import FORMATS
 from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
+from nccl_m2n.text import pip_install
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
 Bytes: TypeAlias = npt.NDArray[Any]
@@ -188,7 +189,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise TransportError(
-            f"expected ml_dtypes to cast {name} in host memory, got none; pip install 'nccl_m2n[checkpoint]'"
+            f"expected ml_dtypes to cast {name} in host memory, got none; {pip_install('checkpoint')}"
         ) from None
     return np.dtype(getattr(ml_dtypes, name))
 

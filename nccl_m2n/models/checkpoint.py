@@ -257,7 +257,9 @@ def _stored(path: Path, name: str, entry: object, start: int, length: int) -> St
     if len(shape) > _MAX_NDIM:
         raise CommandError(f"{shown(path)}: {name} has {len(shape)} dimensions; there may be {_MAX_NDIM}")
     if code not in _DTYPES:
-        raise CommandError(f"{shown(path)}: {name} has dtype {shown(code[:20])}; known are {', '.join(_DTYPES)}")
+        raise CommandError(
+            f"{shown(path)}: {name} has dtype {shown(code[:20])}; known are {', '.join(_DTYPES)}"
+        )
     dtype, item = _DTYPES[code]
     expected, (first, last) = math.prod(shape) * item, offsets
     if last - first != expected:

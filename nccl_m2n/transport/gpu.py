@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.text import pip_install
 
 
 def import_cupy() -> Any:
@@ -18,7 +19,7 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise TransportError(
-            f"CuPy is not available ({error}): pip install 'nccl_m2n[cuda12]', or cuda13 for CUDA 13"
+            f"CuPy is not available ({error}): {pip_install('cuda12')}, or cuda13 for CUDA 13"
         ) from None
     return cupy
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from nccl_m2n.errors import CommandError, M2nError, TransportError, VerificationError
-from nccl_m2n.text import short_ranks
+from nccl_m2n.text import pip_install, short_ranks
 from nccl_m2n.transport.agree import raise_together
 
 Result = TypeVar("Result")
@@ -94,7 +94,7 @@ class Meeting:
         except (ImportError, RuntimeError) as error:
             raise TransportError(
                 f"{self.place.size} processes were started by an MPI launcher, but mpi4py does not work here "
-                f"({error}); pip install 'nccl_m2n[mpich]' brings it with an MPI library"
+                f"({error}); {pip_install('mpich')} brings it with an MPI library"
             ) from None
         from nccl_m2n.transport.mpi import MpiTransport
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.text import pip_install
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class MpiTransport(Transport):
             from mpi4py import MPI
         except ImportError as error:
             raise TransportError(
-                f"expected mpi4py, got {error}; pip install 'nccl_m2n[mpich]' brings it with an MPI library"
+                f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
             ) from None
         if not isinstance(comm, MPI.Intracomm):
             raise TransportError(f"expected an mpi4py intracommunicator, got {comm!r}; pass MPI.COMM_WORLD")

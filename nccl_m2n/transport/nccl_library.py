@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nccl_m2n.checks import whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.text import pip_install
 from nccl_m2n.transport.deadline import poll
 from nccl_m2n.transport.gpu import import_cupy
 
@@ -29,10 +31,27 @@ def nccl_bindings() -> Any:
         nccl.get_version()  # loads the library, which the import alone does not
     except (ImportError, RuntimeError) as error:
         raise TransportError(
-            f"NCCL is not available ({error}): pip install 'nccl_m2n[cuda12]' (or cuda13), "
+            f"NCCL is not available ({error}): {pip_install('cuda12')} (or cuda13), "
             "which brings nccl4py and CuPy"
         ) from None
     return nccl
+
+
+def address_of(communicator: Any) -> int:
+    """The address of an ``ncclComm_t``, from nccl4py's object or from a number, before NCCL is looked for.
+
+    Raises:
+        TransportError: If it is neither.
+    """
+    given = getattr(communicator, "ptr", communicator)
+    hint = (
+        "pass a transport, an mpi4py communicator such as MPI.COMM_WORLD, or an nccl4py one or its pointer"
+        "; PyTorch's process groups are none of these: NcclTransport.from_environment() joins torchrun's ranks"
+    )
+    address = whole_number(given, "the address of a communicator", error=TransportError, hint=hint)
+    if address <= 0:
+        raise TransportError("expected a communicator, got one that is null or already destroyed")
+    return address
 
 
 def checked(call: Callable[..., Any], *arguments: Any) -> Any:

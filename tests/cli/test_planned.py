@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -52,7 +51,6 @@ def test_help_is_printed_once() -> None:
     assert succeed("refit", "--help", ranks=3).count("usage:") == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("nccl_m2n.simulate") is None, reason="no cost model yet")
 def test_simulate_predicts(tmp_path: Path) -> None:
     out = tmp_path / "simulate.json"
     seconds = []
