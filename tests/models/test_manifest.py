@@ -39,8 +39,8 @@ def test_unknown_model_lists_the_known_ones() -> None:
 
 
 def test_unknown_family_and_missing_key_are_named() -> None:
-    with pytest.raises(CommandError, match=r"model_type 'lama'.*closest are llama.*known are also"):
-        Manifest.from_config({"model_type": "lama"})
+    with pytest.raises(CommandError, match=r"model_type 'qwen22'.*closest are qwen2.*known are also"):
+        Manifest.from_config({"model_type": "qwen22"})
     with pytest.raises(CommandError, match="lacks the key 'hidden_size'"):
         Manifest.from_config({"model_type": "llama", "vocab_size": 8})
     with pytest.raises(CommandError, match=r"fp8: no such option .* family llama"):
