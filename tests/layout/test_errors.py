@@ -133,7 +133,8 @@ def test_shapes(shape: Any, message: str) -> None:
 
 def test_a_list_is_no_mesh() -> None:
     with pytest.raises(
-        LayoutError, match=r"expected a Mesh as the mesh of a layout, got \[0, 1\] of type list; write Mesh\(\.\.\.\)"
+        LayoutError,
+        match=r"expected a Mesh as the mesh of a layout, got \[0, 1\] of type list; write Mesh\(\.\.\.\)",
     ):
         Layout((4,), [0, 1], [Shard(0)])
 
@@ -153,13 +154,18 @@ def test_boxes() -> None:
 
 @pytest.mark.parametrize(("size", "parts"), [(-1, None), (4, 0), (4, -2)])
 def test_segments(size: int, parts: int | None) -> None:
-    with pytest.raises(LayoutError, match=rf"expected a whole number of . or more as .* segment, got {size if size < 0 else parts}"):
+    with pytest.raises(
+        LayoutError,
+        match=rf"expected a whole number of . or more as .* segment, got {size if size < 0 else parts}",
+    ):
         Segment(size, parts)
 
 
 @pytest.mark.parametrize("factor", [0, -1])
 def test_split_factors(factor: int) -> None:
-    with pytest.raises(LayoutError, match=rf"expected a whole number of 1 or more as split_factor, got {factor}"):
+    with pytest.raises(
+        LayoutError, match=rf"expected a whole number of 1 or more as split_factor, got {factor}"
+    ):
         StridedShard(0, split_factor=factor)
 
 
@@ -177,5 +183,7 @@ def test_errors_are_the_built_in_ones() -> None:
 def test_what_nvidia_calls_a_mesh() -> None:
     """`nccl.m2n.Mesh` takes dimensions and a first rank; here they would be ranks and names."""
     for call in (lambda: Mesh([2, 3], 4), lambda: Mesh([2, 3], start_rank=4)):  # type: ignore[arg-type]
-        with pytest.raises(LayoutError, match=r"nccl.m2n's Mesh\(dims, start_rank\) is Mesh.arange\(dims, start"):
+        with pytest.raises(
+            LayoutError, match=r"nccl.m2n's Mesh\(dims, start_rank\) is Mesh.arange\(dims, start"
+        ):
             call()
