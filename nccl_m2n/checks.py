@@ -107,15 +107,14 @@ def real_number(
     return float(value)
 
 
-def limit_seconds(
-    value: Any, what: str = "timeout", *, endless: bool = True, error: type[M2nError] = TransportError
-) -> float | None:
-    """A time limit in seconds; None, where it may be `endless`, for none."""
-    if value is None and endless:
-        return None
-    return real_number(
-        value, f"{what} in seconds", zero=True, error=error, hint="None waits for ever" if endless else ""
-    )
+def limit_seconds(value: Any, what: str = "timeout", *, error: type[M2nError] = TransportError) -> float:
+    """A time limit in seconds."""
+    return real_number(value, f"{what} in seconds", zero=True, error=error)
+
+
+def limit_or_none(value: Any, what: str = "timeout") -> float | None:
+    """A time limit in seconds, or None for none."""
+    return None if value is None else limit_seconds(value, what)
 
 
 def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:

@@ -382,7 +382,7 @@ RUNNING = [
         "Rendezvous",
         Rendezvous,
         T,
-        given(rank=0, size=1, address="127.0.0.1", port=0),
+        given(rank=0, size=1, address="127.0.0.1", port=29500),
         {
             "rank": RANK | also(1),
             "size": COUNT,
@@ -676,5 +676,5 @@ def _world() -> Any:
     return MPI.COMM_WORLD
 
 
-TABLE = [*LAYOUTS, *PLANNING]
+TABLE = [*LAYOUTS, *PLANNING, *RUNNING, *REFIT, *MODELS]
 NEEDS_DEVICE = {"NcclTransport"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nccl_m2n.checks import limit_seconds, shown
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import pip_install
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
@@ -40,16 +41,18 @@ class MpiTransport(Transport):
 
     memory = "host"
 
-    def __init__(self, comm: Any, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(self, comm: Any = None, timeout: float = DEFAULT_TIMEOUT) -> None:
         try:
             from mpi4py import MPI
         except ImportError as error:
             raise TransportError(
                 f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
             ) from None
-        if not isinstance(comm, MPI.Intracomm):
-            raise TransportError(f"expected an mpi4py intracommunicator, got {comm!r}; pass MPI.COMM_WORLD")
-        self._mpi, self.timeout = MPI, timeout
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise TransportError(
+                f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD or a part of it"
+            )
+        self._mpi, self.timeout = MPI, limit_seconds(timeout)
         self._comm: MPI.Intracomm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.size = self._comm.Get_size()

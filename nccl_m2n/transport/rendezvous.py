@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
+from nccl_m2n.checks import MAX_RANKS, plain_text, rank_number, real_number, whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, open_listener
@@ -64,7 +65,7 @@ class Rendezvous:
         token: str = "",
         secret: str = "",
     ) -> None:
-        _check(rank, size, port, timeout)
+        _check(rank, size, address, port, timeout)
         self.rank, self.size, self.timeout = rank, size, timeout
         self.broken = ""  # why nothing can be exchanged any more
         self._key = job_key(secret, "rendezvous", token, port, size)
@@ -276,15 +277,18 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
-def _check(rank: int, size: int, port: int, timeout: float) -> None:
+def _check(rank: int, size: int, address: str, port: int, timeout: float) -> None:
+    whole_number(size, "the number of ranks", least=1, most=MAX_RANKS, error=TransportError)
+    rank_number(rank, error=TransportError)
+    whole_number(port, "port", error=TransportError)
+    real_number(timeout, "timeout in seconds", error=TransportError)
+    plain_text(address, "the address of rank 0's host", error=TransportError)
     if not 0 <= rank < size:
         raise TransportError(f"expected a rank below the number of ranks, got rank {rank} of {size}")
     if not 0 < port < LARGEST_PORT:
         raise TransportError(
             f"expected a port from 1 to {LARGEST_PORT - 1}, of which the ports after it are used, got {port}"
         )
-    if not 0 < timeout < float("inf"):
-        raise TransportError(f"expected a time limit in seconds, above 0, got {timeout}")
 
 
 def _ranks(ranks: list[int]) -> str:
