@@ -120,7 +120,7 @@ def limit_or_none(value: Any, what: str = "timeout") -> float | None:
 def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
     """One of some texts."""
     if not isinstance(value, str) or value not in allowed:
-        raise error(f"expected a {what} out of {', '.join(allowed)}, got {shown(value)}")
+        raise error(f"expected one of {', '.join(allowed)} as {what}, got {shown(value)}")
     return value
 
 
