@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
+from nccl_m2n.checks import MAX_RANKS, limit_seconds, whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import short_ranks
-from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, open_listener
+from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, is_loopback, open_listener
 from nccl_m2n.transport.handshake import (
     FAILED,
     LARGEST_PAYLOAD,
@@ -69,17 +71,11 @@ class Rendezvous:
         self.broken = ""  # why nothing can be exchanged any more
         self._key = job_key(secret, "rendezvous", token, port, size)
         self._links: dict[int, Link] = {}
-        deadline = time.monotonic() + timeout
+        limit = _Limit.of(timeout)
         ports = range(port + 1, min(port + PORTS_TRIED, LARGEST_PORT) + 1)
         try:
-            salt = b""
-            if size > 1:
-                salt = (
-                    self._host(address, ports, deadline)
-                    if rank == 0
-                    else self._visit(address, ports, deadline)
-                )
-            self._key = derived_key(self._key, salt, "met")
+            meet = self._host if rank == 0 else self._visit
+            self._key = derived_key(self._key, meet(address, ports, limit) if size > 1 else b"", "met")
         except BaseException:
             self.close()
             raise
@@ -119,8 +115,12 @@ class Rendezvous:
             secret=environment.get(SECRET, ""),
         )
 
-    def exchange(self, payload: bytes) -> list[bytes]:
+    def exchange(self, payload: bytes, limit: float | None = None) -> list[bytes]:
         """All ranks' payloads, in rank order. Collective.
+
+        Args:
+            payload: This rank's.
+            limit: Seconds that it may take, where that is not the rendezvous' own limit.
 
         Raises:
             TransferTimeout: If a rank does not come within the time limit.
@@ -134,9 +134,9 @@ class Rendezvous:
             )
         if self.size == 1:
             return [payload]
-        deadline = time.monotonic() + self.timeout
+        swap = self._gather if self.rank == 0 else self._contribute
         try:
-            return self._gather(payload, deadline) if self.rank == 0 else self._contribute(payload, deadline)
+            return swap(payload, _Limit.of(self.timeout if limit is None else limit))
         except TransportError:
             raise
         except BaseException as error:  # interrupted half way
@@ -161,16 +161,18 @@ class Rendezvous:
 
     # Meeting
 
-    def _host(self, address: str, ports: range, deadline: float) -> bytes:
+    def _host(self, address: str, ports: range, limit: _Limit) -> bytes:
         try:
-            listener = open_listener(address, ports, backlog=self.size + STRANGERS)
+            listener = open_listener(
+                address if is_loopback(address) else "", ports, backlog=self.size + STRANGERS
+            )
         except OSError as error:
             raise TransportError(
                 f"no port from {ports[0]} to {ports[-1]} is free on rank 0's host ({error}): set another MASTER_PORT"
             ) from None
         with listener:
             gathering = Gathering(self._key, 0, listener=listener, guests=range(1, self.size))
-            self._links = gathering.gather(self._early(deadline))
+            self._links = gathering.gather(limit.early.end)
         if gathering.missing:
             self._break(
                 f"of {self.size} ranks, {_ranks(gathering.missing)} did not come to the rendezvous within "
@@ -178,16 +180,15 @@ class Rendezvous:
                 f"{SECRET} and run id",
                 TIMED_OUT,
             )
-        salt = os.urandom(
-            32
-        )  # nobody listens any more: a rank that now comes again is at its next rendezvous
-        self._deliver(dict.fromkeys(self._links, salt), deadline)
+        # Nobody listens any more: a rank that now comes again is at its next rendezvous.
+        salt = os.urandom(32)
+        self._deliver(dict.fromkeys(self._links, salt), limit)
         return salt
 
-    def _visit(self, address: str, ports: range, deadline: float) -> bytes:
-        places = addresses_of(address, ports, self.timeout)
+    def _visit(self, address: str, ports: range, limit: _Limit) -> bytes:
+        places = addresses_of(address, ports, limit.seconds)
         gathering = Gathering(self._key, self.rank, hosts={0: places})
-        self._links = gathering.gather(deadline)
+        self._links = gathering.gather(limit.end)
         if gathering.missing:
             self._break(
                 f"rank {self.rank} found no rank 0 at {address} on ports {ports[0]} to {ports[-1]} within "
@@ -195,33 +196,29 @@ class Rendezvous:
                 f"all ranks need the same WORLD_SIZE, {SECRET} and run id",
                 TIMED_OUT,
             )
-        return self._swap({}, [0], deadline, "all ranks to come")[0]
+        return self._swap({}, [0], limit, "all ranks to come")[0]
 
     # Exchanges
 
-    def _early(self, deadline: float) -> float:
-        """Rank 0's own limit: its word on who is missing should reach those who wait for it before theirs ends."""
-        return deadline - min(1.0, self.timeout / 10)
-
-    def _gather(self, payload: bytes, deadline: float) -> list[bytes]:
-        came = self._swap({}, self._links, self._early(deadline), "the exchange")
+    def _gather(self, payload: bytes, limit: _Limit) -> list[bytes]:
+        came = self._swap({}, self._links, limit.early, "the exchange")
         payloads = [payload] + [came[rank] for rank in range(1, self.size)]
-        self._deliver(dict.fromkeys(self._links, join_payloads(payloads)), deadline)
+        self._deliver(dict.fromkeys(self._links, join_payloads(payloads)), limit)
         return payloads
 
-    def _contribute(self, payload: bytes, deadline: float) -> list[bytes]:
+    def _contribute(self, payload: bytes, limit: _Limit) -> list[bytes]:
         self._links[0].session.limit = (LARGEST_PAYLOAD + 8) * self.size
-        joined = self._swap({0: payload}, [0], deadline, "the exchange")[0]
+        joined = self._swap({0: payload}, [0], limit, "the exchange")[0]
         try:
             return split_payloads(joined, self.size)
         except OSError as error:
             self._break(f"rank 0 sent something else than all payloads: {error}", FAILED)
 
-    def _deliver(self, payloads: Mapping[int, bytes], deadline: float) -> None:
-        self._swap(payloads, (), deadline, "the exchange")
+    def _deliver(self, payloads: Mapping[int, bytes], limit: _Limit) -> None:
+        self._swap(payloads, (), limit, "the exchange")
 
     def _swap(
-        self, outgoing: Mapping[int, bytes], wanted: Iterable[int], deadline: float, what: str
+        self, outgoing: Mapping[int, bytes], wanted: Iterable[int], limit: _Limit, what: str
     ) -> dict[int, bytes]:
         """Send to some ranks and get one message from some; breaks the rendezvous where that fails."""
         letters = {payload: Letter.of(payload) for payload in set(outgoing.values())}
@@ -229,7 +226,7 @@ class Rendezvous:
         for rank, payload in outgoing.items():
             swap.send(rank, letters[payload])
         swap.want(wanted)
-        swap.work(deadline)
+        swap.work(limit.end)
         for rank, (kind, payload) in swap.came.items():
             if kind in (FAILED, TIMED_OUT):
                 self._break(f"rank {rank} gave up: {payload.decode(errors='replace')}", kind)
@@ -238,9 +235,9 @@ class Rendezvous:
             self._break(f"rank {rank} has left the rendezvous: {reason}", FAILED)
         if swap.unfinished:
             self._break(
-                f"{_ranks(swap.unfinished)} did not come to {what} within {self.timeout:g} s"
+                f"{_ranks(swap.unfinished)} did not come to {what} within {limit.seconds:g} s"
                 if self.rank == 0
-                else f"rank 0 did not answer rank {self.rank}, which waited for {what}, within {self.timeout:g} s",
+                else f"rank 0 did not answer rank {self.rank}, which waited for {what}, within {limit.seconds:g} s",
                 TIMED_OUT,
             )
         return {rank: payload for rank, (_, payload) in swap.came.items()}
@@ -262,6 +259,23 @@ class Rendezvous:
         self._links.clear()
 
 
+@dataclass(frozen=True)
+class _Limit:
+    """Until when something may take, and how long that is."""
+
+    seconds: float
+    end: float
+
+    @classmethod
+    def of(cls, seconds: float) -> _Limit:
+        return cls(seconds, time.monotonic() + seconds)
+
+    @property
+    def early(self) -> _Limit:
+        """Rank 0's: its word on who is missing should reach those who wait for it before their own limit ends."""
+        return _Limit(self.seconds, self.end - min(1.0, self.seconds / 10))
+
+
 def run_id(environment: Mapping[str, str]) -> str:
     """What the launcher calls this run of the job; empty where it does not tell."""
     if "TORCHELASTIC_RUN_ID" in environment:
@@ -277,14 +291,12 @@ def plain_address(address: str) -> str:
 
 
 def _check(rank: int, size: int, port: int, timeout: float) -> None:
-    if not 0 <= rank < size:
-        raise TransportError(f"expected a rank below the number of ranks, got rank {rank} of {size}")
-    if not 0 < port < LARGEST_PORT:
-        raise TransportError(
-            f"expected a port from 1 to {LARGEST_PORT - 1}, of which the ports after it are used, got {port}"
-        )
-    if not 0 < timeout < float("inf"):
-        raise TransportError(f"expected a time limit in seconds, above 0, got {timeout}")
+    whole_number(size, "number of ranks", least=1, most=MAX_RANKS, error=TransportError)
+    whole_number(rank, "rank", least=0, most=size - 1, error=TransportError)
+    whole_number(
+        port, "port", least=1, most=LARGEST_PORT - 1, error=TransportError, hint="the ports after it are used"
+    )
+    limit_seconds(timeout, endless=False)
 
 
 def _ranks(ranks: list[int]) -> str:

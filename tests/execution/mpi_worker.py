@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every MPI process runs: one table of cases, one line of JSON from rank 0 for each.
+"""What every process of a test runs: one table of cases, one line of JSON from rank 0 for each.
+
+Under MPI over MPI, with torchrun's variables over sockets.
+
 
 An assertion that fails on some ranks only would leave the others waiting in the next collective, so
 failures are collected, and told by rank 0.
@@ -8,18 +11,22 @@ failures are collected, and told by rank 0.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from nccl_m2n import MpiTransport
+from nccl_m2n import MpiTransport, SocketTransport
+from nccl_m2n.transport.rendezvous import Rendezvous
 from tests import bad_input, scenarios
 from tests.execution import reshard_cases
 from tests.refit import mpi_cases as refit_cases
 
-Case: TypeAlias = Callable[[MpiTransport], list[str]]
+Processes: TypeAlias = MpiTransport | SocketTransport
+Case: TypeAlias = Callable[[Any], list[str]]
+Tell: TypeAlias = Callable[[list[str]], list[list[str]]]
 
 
 def scenario_cases() -> dict[str, Case]:
@@ -44,19 +51,32 @@ TABLES: dict[str, Callable[[], dict[str, Case]]] = {
 }
 
 
-def main(table: str) -> None:
-    warnings.simplefilter("error")
+def by_mpi() -> tuple[Processes, Tell]:
+    """The transport, and how what went wrong is told to all besides."""
     from mpi4py import MPI  # not above: pytest imports this module too, to look for doctests
 
-    comm = MPI.COMM_WORLD
-    with MpiTransport(comm) as transport:
+    return MpiTransport(MPI.COMM_WORLD), MPI.COMM_WORLD.allgather
+
+
+def by_sockets() -> tuple[Processes, Tell]:
+    """The same."""
+    meeting = Rendezvous.from_environment()
+    return SocketTransport.from_environment(), lambda wrong: [
+        json.loads(said) for said in meeting.exchange(json.dumps(wrong).encode())
+    ]
+
+
+def main(table: str) -> None:
+    warnings.simplefilter("error")
+    made, tell = by_sockets() if "WORLD_SIZE" in os.environ else by_mpi()
+    with made as transport:
         for name, case in TABLES[table]().items():
             try:
                 wrong = case(transport)
             except Exception:
-                wrong = [f"rank {comm.rank}: {traceback.format_exc()}"]
-            every = comm.gather(wrong)
-            if every is not None:
+                wrong = [f"rank {made.rank}: {traceback.format_exc()}"]
+            every = tell(wrong)
+            if made.rank == 0:
                 print(json.dumps([name, [what for wrong in every for what in wrong]]), flush=True)
 
 
