@@ -14,9 +14,10 @@ from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 from nccl_m2n.transport.gathering import Gathering, addresses_of, open_listener
+from nccl_m2n.transport.handshake import ProtocolError
 from nccl_m2n.transport.nccl_domains import host_label
 from nccl_m2n.transport.rendezvous import Rendezvous
-from nccl_m2n.transport.tcp_link import TcpLink
+from nccl_m2n.transport.tcp_link import BROKEN, CLOSED, TcpLink
 from nccl_m2n.typing import Stream
 
 
@@ -101,7 +102,7 @@ class SocketTransport(Transport):
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
-        self._end("it is closed")
+        self._end("it is closed", CLOSED)
 
     # Connecting
 
@@ -173,8 +174,9 @@ class SocketTransport(Transport):
                 link.write()
         except OSError as error:
             self._selector.unregister(link.socket)
-            link.gone = str(error)
-            if link.under_way:
+            whole = isinstance(error, ProtocolError)
+            link.gone = str(error) if whole else f"rank {link.peer} has left: {error}"
+            if link.under_way or not link.orderly:
                 self._lose(link)
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.has_unsent else 0)
@@ -182,16 +184,16 @@ class SocketTransport(Transport):
             self._selector.modify(link.socket, wanted, link)
 
     def _lose(self, link: TcpLink) -> NoReturn:
-        self._fail(f"rank {self.rank} lost its connection with rank {link.peer}: {link.gone}", TransportError)
+        self._fail(link.gone, TransportError)
 
     def _fail(self, reason: str, kind: type[TransportError]) -> NoReturn:
         self._end(reason)
         raise kind(reason)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, kind: int = BROKEN) -> None:
         self.broken = self.broken or reason
         for link in self._links.values():
-            link.leave(self.broken)
+            link.leave(kind, self.broken)
         self._links.clear()
         self._selector.close()
         self._rendezvous.close()

@@ -11,13 +11,19 @@ import socket
 import struct
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from nccl_m2n.transport.handshake import ProtocolError
 
-READY, DATA, LEAVE = 1, 2, 3  # so many may be sent; a message; the sender's last word, and why
+READY, DATA, CLOSED, BROKEN = (
+    1,
+    2,
+    3,
+    4,
+)  # so many may be sent; a message; the last word, all being well or not
 _HEAD = struct.Struct("<BxxxIQ")  # kind, space, how many or how long
 _LAST_WORD = 1000  # bytes at most
+_GAVE_UP = " gave up: "
 _READ_AHEAD = 1 << 16  # bytes; heads and small messages are read many at once, and copied from here
 _AT_ONCE = 64  # parts of messages given to the system in one call
 _CALLS = 8  # to the system, before the other links have their turn
@@ -40,6 +46,7 @@ class TcpLink:
     def __init__(self, peer: int, connection: socket.socket) -> None:
         self.peer, self.socket = peer, connection
         self.gone = ""  # why nothing more can be sent or received
+        self.orderly = False  # whether it was closed when all was well
         self._allowed: defaultdict[int, int] = defaultdict(
             int
         )  # by space: messages that the peer is ready for
@@ -122,15 +129,15 @@ class TcpLink:
             self._now.append((memoryview(head), None))
             self._now.append((view, batch))
 
-    def leave(self, reason: str) -> None:
+    def leave(self, kind: int, reason: str) -> None:
         """Say a last word, as far as the peer can hear it now, and close the connection. May be called twice."""
         said = reason.encode()[:_LAST_WORD]
         try:
             if not self.gone and not self._now:
-                self.socket.send(_HEAD.pack(LEAVE, 0, len(said)) + said)
+                self.socket.send(_HEAD.pack(kind, 0, len(said)) + said)
         except OSError:
             pass
-        self.gone = self.gone or "this end is closed"
+        self.gone = self.gone or reason
         self.socket.close()
 
     # Receiving
@@ -139,7 +146,8 @@ class TcpLink:
         """Receive what has come.
 
         Raises:
-            OSError: If the connection is broken, or what came is no message that is expected.
+            ProtocolError: If the peer has left, or what came is no message that is expected.
+            OSError: If the connection is broken.
         """
         for _ in range(_CALLS):
             into = memoryview(b"") if self._into is None else self._into
@@ -151,7 +159,7 @@ class TcpLink:
             except BlockingIOError:
                 return
             if count == 0:
-                raise ConnectionError("the connection was closed")
+                raise ProtocolError(f"rank {self.peer} has left: the connection was closed")
             full = len(into) + len(free)
             directly = min(count, len(into))
             if directly:
@@ -169,10 +177,16 @@ class TcpLink:
         if len(self._into) == 0:
             self._into = None
             if self._last_word is not None:
-                raise ConnectionError(f"it left, saying: {self._last_word.decode(errors='replace')}")
+                self._hear(self._last_word.decode(errors="replace"))
             if self._into_batch is not None:
                 self._into_batch.left -= 1
                 self._into_batch = None
+
+    def _hear(self, said: str) -> NoReturn:
+        if self.orderly:
+            raise ProtocolError(f"rank {self.peer} has left: {said}")
+        passed_on = _GAVE_UP in said  # by a rank that heard it from another one
+        raise ProtocolError(said if passed_on else f"rank {self.peer}{_GAVE_UP}{said}")
 
     def _parse(self) -> None:
         at = 0
@@ -198,12 +212,15 @@ class TcpLink:
         if kind == READY:
             self._allowed[space] += count
             self._release(space)
-        elif kind == LEAVE and count <= _LAST_WORD:
+        elif kind in (CLOSED, BROKEN) and 0 < count <= _LAST_WORD:
+            self.orderly = kind == CLOSED
             self._last_word = bytearray(count)
             self._into = memoryview(self._last_word)
         elif kind == DATA and self._expected[space]:
             self._into, self._into_batch = self._expected[space].popleft()
             if len(self._into) != count:
-                raise ProtocolError(f"sent {count} bytes where {len(self._into)} were expected")
+                raise ProtocolError(
+                    f"rank {self.peer} sent {count} bytes where {len(self._into)} were expected"
+                )
         else:
-            raise ProtocolError("sent what nobody asked for")
+            raise ProtocolError(f"rank {self.peer} sent what nobody asked for")

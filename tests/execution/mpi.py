@@ -45,6 +45,12 @@ def run(processes: int, *arguments: str, limit: float) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def run_alone(*arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """One process, without any launcher."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
+
+
 def run_by_sockets(processes: int, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
     """The same without MPI: with torchrun's variables, on the loopback address."""
     with socket.create_server(("127.0.0.1", 0)) as free:

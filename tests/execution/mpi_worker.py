@@ -10,6 +10,7 @@ failures are collected, and told by rank 0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -48,35 +49,40 @@ TABLES: dict[str, Callable[[], dict[str, Case]]] = {
     "refusals": refusal_cases,
     "reshard": lambda: reshard_cases.REFUSES | reshard_cases.MOVES,
     "refit": lambda: refit_cases.CASES,
+    "all": lambda: {
+        f"{table}: {name}": case
+        for table in ("scenarios", "refusals", "reshard", "refit")
+        for name, case in TABLES[table]().items()
+    },
 }
 
 
-def by_mpi() -> tuple[Processes, Tell]:
+def processes(stack: contextlib.ExitStack) -> tuple[Processes, Tell]:
     """The transport, and how what went wrong is told to all besides."""
+    if "MASTER_PORT" in os.environ:
+        meeting = stack.enter_context(contextlib.closing(Rendezvous.from_environment()))
+
+        def tell(wrong: list[str]) -> list[list[str]]:
+            return [json.loads(said) for said in meeting.exchange(json.dumps(wrong).encode())]
+
+        return SocketTransport.from_environment(), tell
     from mpi4py import MPI  # not above: pytest imports this module too, to look for doctests
 
     return MpiTransport(MPI.COMM_WORLD), MPI.COMM_WORLD.allgather
 
 
-def by_sockets() -> tuple[Processes, Tell]:
-    """The same."""
-    meeting = Rendezvous.from_environment()
-    return SocketTransport.from_environment(), lambda wrong: [
-        json.loads(said) for said in meeting.exchange(json.dumps(wrong).encode())
-    ]
-
-
 def main(table: str) -> None:
     warnings.simplefilter("error")
-    made, tell = by_sockets() if "WORLD_SIZE" in os.environ else by_mpi()
-    with made as transport:
+    with contextlib.ExitStack() as stack:
+        transport, tell = processes(stack)
+        stack.enter_context(transport)
         for name, case in TABLES[table]().items():
             try:
                 wrong = case(transport)
             except Exception:
-                wrong = [f"rank {made.rank}: {traceback.format_exc()}"]
+                wrong = [f"rank {transport.rank}: {traceback.format_exc()}"]
             every = tell(wrong)
-            if made.rank == 0:
+            if transport.rank == 0:
                 print(json.dumps([name, [what for wrong in every for what in wrong]]), flush=True)
 
 
