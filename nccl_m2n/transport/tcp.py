@@ -16,6 +16,7 @@ from nccl_m2n.transport.base import Message, PreparedRound, Transport
 from nccl_m2n.transport.gathering import Gathering, addresses_of, open_listener
 from nccl_m2n.transport.handshake import ProtocolError
 from nccl_m2n.transport.nccl_domains import host_label
+from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT
 from nccl_m2n.transport.rendezvous import Rendezvous
 from nccl_m2n.transport.tcp_link import BROKEN, CLOSED, TcpLink
 from nccl_m2n.typing import Stream
@@ -38,50 +39,38 @@ class SocketTransport(Transport):
         self._rendezvous, self.timeout = rendezvous, rendezvous.timeout
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self.local_ranks = (self.rank,)
-        self.broken = ""  # why nothing can be sent any more
         self._links: dict[int, TcpLink] = {}
         self._selector = selectors.DefaultSelector()
         try:
             if self.size > 1:
                 self._connect(address, time.monotonic() + self.timeout)
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self.abort(f"could not be formed: {error}")
             raise
 
     @classmethod
     def from_environment(
         cls,
         *,
-        timeout: float = 120.0,
+        timeout: float = DEFAULT_TIMEOUT,
         address: str | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> SocketTransport:
         """Join the ranks that torchrun started, by the variables that it sets. Collective.
 
         Args:
-            timeout: Seconds that start-up, and each exchange, may take.
+            timeout: Seconds that meeting, connecting, and each exchange, may take.
             address: Under which the others reach this rank's host.
             environment: Where RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and, maybe, M2N_SECRET are.
         """
         return cls(Rendezvous.from_environment(timeout=timeout, environment=environment), address=address)
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order. Collective."""
-        self._require_whole()
-        try:
-            return self._rendezvous.exchange(messages[self.rank])
-        except BaseException as error:
-            self._end(str(error) or type(error).__name__)
-            raise
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
+        return self._rendezvous._gather(messages, deadline)
 
-    def prepare(self, messages: Sequence[Message], *, space: int = 0) -> PreparedRound:
-        """Make one round ready: messages of one pair and one space match in posting order.
-
-        Args:
-            messages: What this rank sends and receives, each buffer a NumPy array of bytes.
-            space: Messages of different spaces never match.
-        """
-        self._require_whole()
+    def prepare(self, messages: Sequence[Message]) -> PreparedRound:
+        """Make one round ready: messages of one pair match in posting order, and only those of one binding."""
+        self.require_usable()
         by_peer: dict[int, tuple[list[memoryview], list[memoryview]]] = {}
         for message in messages:
             if message.peer not in self._links:
@@ -90,19 +79,11 @@ class SocketTransport(Transport):
                     f"rank {message.peer}"
                 )
             by_peer.setdefault(message.peer, ([], []))[not message.send].append(memoryview(message.buffer))
-        return _TcpRound(self, space, by_peer)
+        return _TcpRound(self, self.exchanges % (1 << 32), by_peer)
 
     def domain_labels(self) -> dict[int, str]:
         """Ranks of one host are one domain."""
         return {self.rank: host_label()}
-
-    def abort(self) -> None:
-        """Close all connections: peers that wait for this rank hear of it at once."""
-        self._end("it was aborted")
-
-    def close(self) -> None:
-        """Close all connections. May be called twice."""
-        self._end("it is closed", CLOSED)
 
     # Connecting
 
@@ -113,7 +94,7 @@ class SocketTransport(Transport):
             # Rank 0 is where it was found, which may be elsewhere for every rank.
             told = address or ("" if self.rank == 0 else at)
             said = json.dumps([told, listener.getsockname()[1]]).encode()
-            ends = [json.loads(each) for each in self._rendezvous.exchange(said)]
+            ends = [json.loads(each) for each in self._share(said, "tell where the ranks are")]
             hosts = {}
             for rank, (host, port) in enumerate(ends[: self.rank]):
                 where = host or self._rendezvous.address_of_root()
@@ -125,16 +106,19 @@ class SocketTransport(Transport):
                 guests=range(self.rank + 1, self.size),
                 hosts=hosts,
             )
-            links = gathering.gather(deadline - self.timeout / 10)
+            # Time is left to tell all ranks who could not be reached.
+            links = gathering.gather(deadline - self.timeout / 4)
         for rank, link in links.items():
             self._links[rank] = TcpLink(rank, link.socket)
             self._selector.register(link.socket, selectors.EVENT_READ, self._links[rank])
         self._agree_on_links(gathering)
 
+    def _share(self, said: bytes, purpose: str) -> list[bytes]:
+        return self._rendezvous.exchange({self.rank: said}, purpose)
+
     def _agree_on_links(self, gathering: Gathering) -> None:
-        lacks = [
-            json.loads(said) for said in self._rendezvous.exchange(json.dumps(gathering.missing).encode())
-        ]
+        mine = json.dumps(gathering.missing).encode()
+        lacks = [json.loads(said) for said in self._share(mine, "link the ranks")]
         if any(lacks):
             rank = next(rank for rank, lack in enumerate(lacks) if lack)
             raise TransferTimeout(
@@ -154,7 +138,7 @@ class SocketTransport(Transport):
         """Move all messages, whoever asked for them, until those of a round are done."""
         began = time.monotonic()
         while batch.left:
-            self._require_whole()
+            self.require_usable()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 late = sorted(link.peer for link in self._links.values() if link.under_way)
@@ -187,20 +171,23 @@ class SocketTransport(Transport):
         self._fail(link.gone, TransportError)
 
     def _fail(self, reason: str, kind: type[TransportError]) -> NoReturn:
-        self._end(reason)
+        self.abort(f"broke: {reason}")
         raise kind(reason)
 
-    def _end(self, reason: str, kind: int = BROKEN) -> None:
-        self.broken = self.broken or reason
-        for link in self._links.values():
-            link.leave(kind, self.broken)
-        self._links.clear()
-        self._selector.close()
+    def _give_up(self) -> None:
+        """Close all connections: peers that wait for this rank hear of it at once."""
+        self._leave(BROKEN)
+        self._rendezvous.abort(self.broken or "")
+
+    def _part(self) -> None:
+        self._leave(CLOSED)
         self._rendezvous.close()
 
-    def _require_whole(self) -> None:
-        if self.broken:
-            raise TransportError(f"this transport can no longer be used: {self.broken}; make a new one")
+    def _leave(self, kind: int) -> None:
+        for link in self._links.values():
+            link.leave(kind, f"its transport {self.broken}")
+        self._links.clear()
+        self._selector.close()
 
     def __repr__(self) -> str:
         return f"<SocketTransport: rank {self.rank} of {self.size}>"
@@ -222,7 +209,7 @@ class _TcpRound(PreparedRound):
     def start(self, stream: Stream = None) -> None:
         """Post all messages, and send what can be sent at once."""
         transport = self._transport
-        transport._require_whole()
+        transport.require_usable()
         if self.left:
             raise TransportError("expected a round that is over, got one whose messages are under way")
         self.left = self._count

@@ -23,7 +23,6 @@ READY, DATA, CLOSED, BROKEN = (
 )  # so many may be sent; a message; the last word, all being well or not
 _HEAD = struct.Struct("<BxxxIQ")  # kind, space, how many or how long
 _LAST_WORD = 1000  # bytes at most
-_GAVE_UP = " gave up: "
 _READ_AHEAD = 1 << 16  # bytes; heads and small messages are read many at once, and copied from here
 _AT_ONCE = 64  # parts of messages given to the system in one call
 _CALLS = 8  # to the system, before the other links have their turn
@@ -185,8 +184,9 @@ class TcpLink:
     def _hear(self, said: str) -> NoReturn:
         if self.orderly:
             raise ProtocolError(f"rank {self.peer} has left: {said}")
-        passed_on = _GAVE_UP in said  # by a rank that heard it from another one
-        raise ProtocolError(said if passed_on else f"rank {self.peer}{_GAVE_UP}{said}")
+        if " gave up: " in said:  # passed on by a rank that heard it from another one
+            raise ProtocolError(said.removeprefix("its transport broke: "))
+        raise ProtocolError(f"rank {self.peer} gave up: {said}")
 
     def _parse(self) -> None:
         at = 0

@@ -63,7 +63,7 @@ def processes(stack: contextlib.ExitStack) -> tuple[Processes, Tell]:
         meeting = stack.enter_context(contextlib.closing(Rendezvous.from_environment()))
 
         def tell(wrong: list[str]) -> list[list[str]]:
-            return [json.loads(said) for said in meeting.exchange(json.dumps(wrong).encode())]
+            return [json.loads(said) for said in meeting.exchange({meeting.rank: json.dumps(wrong).encode()})]
 
         return SocketTransport.from_environment(), tell
     from mpi4py import MPI  # not above: pytest imports this module too, to look for doctests
