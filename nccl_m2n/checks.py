@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -107,14 +107,20 @@ def real_number(
     return float(value)
 
 
-def limit_seconds(value: Any, what: str = "timeout", *, error: type[M2nError] = TransportError) -> float:
-    """A time limit in seconds."""
-    return real_number(value, f"{what} in seconds", zero=True, error=error)
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: Literal[False]) -> float: ...
 
 
-def limit_or_none(value: Any, what: str = "timeout") -> float | None:
-    """A time limit in seconds, or None for none."""
-    return None if value is None else limit_seconds(value, what)
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: bool = ...) -> float | None: ...
+
+
+def limit_seconds(value: Any, what: str = "timeout", *, endless: bool = True) -> float | None:
+    """A time limit in seconds; None, where it may be `endless`, for none."""
+    if value is None and endless:
+        return None
+    hint = "None waits for ever" if endless else ""
+    return real_number(value, f"{what} in seconds", zero=True, error=TransportError, hint=hint)
 
 
 def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:

@@ -52,7 +52,7 @@ class MpiTransport(Transport):
             raise TransportError(
                 f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD or a part of it"
             )
-        self._mpi, self.timeout = MPI, limit_seconds(timeout)
+        self._mpi, self.timeout = MPI, limit_seconds(timeout, endless=False)
         self._comm: MPI.Intracomm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.size = self._comm.Get_size()

@@ -45,7 +45,7 @@ class NcclTransport(Transport):
     def __init__(
         self, communicator: Any, *, exchange: Exchange | None = None, timeout: float = 120.0
     ) -> None:
-        address, timeout = address_of(communicator), limit_seconds(timeout)
+        address, timeout = address_of(communicator), limit_seconds(timeout, endless=False)
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
@@ -84,7 +84,11 @@ class NcclTransport(Transport):
         meeting = Rendezvous.from_environment(timeout=timeout)
         if device is None:
             device = int(os.environ.get("LOCAL_RANK", meeting.rank)) % device_count()
-        return cls._start(meeting.rank, meeting.size, device, meeting.exchange, timeout, keep=meeting)
+
+        def exchange(payload: bytes) -> list[bytes]:
+            return meeting.exchange({meeting.rank: payload})
+
+        return cls._start(meeting.rank, meeting.size, device, exchange, timeout, keep=meeting)
 
     @classmethod
     def init_all(cls, devices: int | Sequence[int] | None = None, *, timeout: float = 120.0) -> NcclTransport:
@@ -255,7 +259,7 @@ class NcclTransport(Transport):
         """Kernels that wait for a peer end, also those on a communicator that the caller handed in."""
         self._end(self._bindings.comm_abort)
         if isinstance(self._keep, Rendezvous):
-            self._keep.close()  # peers that wait in an exchange hear of it at once
+            self._keep.abort(self.broken or "")  # peers that wait in an exchange hear of it at once
 
     def _part(self) -> None:
         if self._owned:
