@@ -166,14 +166,14 @@ class Sequence:
         source_dtype = p.dtype(0, 0 if other else next(iter(call.chosen[0].values())))
         arguments = p.arguments(topology, source_dtype)
         if mistaken and call.mistake in ("dtype", "shape"):
-            side = next((s for s in (0, 1) if call.victim in given[s]), None)
-            if side is None:
+            wrong = next((s for s in (0, 1) if call.victim in given[s]), None)
+            if wrong is None:
                 arguments["src_mesh"] = [[0, 0]]
             else:
                 kind = np.dtype("V7") if call.mistake == "dtype" else numpy_dtype(p.dtypes[1])
-                shape = p.sides[side].local_shapes[call.victim]
+                shape = p.sides[wrong].local_shapes[call.victim]
                 grown = shape if call.mistake == "dtype" else (*shape, 3)
-                given[side][call.victim] = np.zeros(grown, kind)
+                given[wrong][call.victim] = np.zeros(grown, kind)
         source, destination = (self.world.mine(side) for side in given)
         reshard(source, destination, self.world.transport, **arguments)
 
