@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout.box import Box, Piece, integers
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, grid_partition
 from nccl_m2n.layout.placement import Placement, Shard, StridedShard, as_placement
 from nccl_m2n.layout.split import Split, split_dimension
+from nccl_m2n.typing import Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.layout.pieces import PieceLayout

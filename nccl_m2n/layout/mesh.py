@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.text import short_ranks
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, init=False)

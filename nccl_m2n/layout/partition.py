@@ -16,9 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.layout.box import Box
-from nccl_m2n.layout.intervals import Ints, expand, overlaps, product_index, ravel_index
+from nccl_m2n.layout.intervals import expand, overlaps, product_index, ravel_index
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import numpy as np
 
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Box
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.layout.intervals import opens
 from nccl_m2n.planning.bundles import stream_cells
 from nccl_m2n.planning.tapes import ALIGN
+from nccl_m2n.typing import Bools, Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.planning.plan import Plan
@@ -64,7 +65,7 @@ def _check_senders(plan: Plan) -> None:
         _fail(plan, int(flow["bundle"]), int(flow["start"]), int(flow["sender"]), "is cut at a wrong place")
 
 
-def _not_in(pairs: tuple[Ints, Ints], rows: Ints, ranks: Ints) -> np.ndarray:
+def _not_in(pairs: tuple[Ints, Ints], rows: Ints, ranks: Ints) -> Bools:
     world = 1 + max(int(pairs[1].max(initial=0)), int(ranks.max(initial=0)))
     return np.isin(rows * world + ranks, pairs[0] * world + pairs[1], invert=True)
 
@@ -101,13 +102,13 @@ def _check_every_byte_once(plan: Plan) -> None:
     needed = ~_not_in(wanted, bundle, rank)
     order = np.flatnonzero(needed)[np.lexsort((flows["start"][needed], rank[needed], bundle[needed]))]
     bundle, rank, start, stop = bundle[order], rank[order], flows["start"][order], flows["stop"][order]
-    opens = np.append(True, (bundle[1:] != bundle[:-1]) | (rank[1:] != rank[:-1]))[: len(order)]
-    closes = np.append(opens[1:], True)[: len(order)]
-    expected = np.where(opens, 0, np.append(0, stop[:-1])[: len(order)])
-    bad = (start != expected) | (closes & (stop != plan.bundles.table["bytes"][bundle]))
+    first = opens(bundle, rank)
+    last = np.append(first[1:], True)[: len(order)]
+    expected = np.where(first, 0, np.append(0, stop[:-1])[: len(order)])
+    bad = (start != expected) | (last & (stop != plan.bundles.table["bytes"][bundle]))
     for i in np.flatnonzero(bad)[:1].tolist():
         _fail(plan, int(bundle[i]), int(expected[i]), int(rank[i]), "is not received exactly once")
-    for i in np.flatnonzero(_not_in((bundle[opens], rank[opens]), *wanted))[:1].tolist():
+    for i in np.flatnonzero(_not_in((bundle[first], rank[first]), *wanted))[:1].tolist():
         _fail(plan, int(wanted[0][i]), 0, int(wanted[1][i]), "is never received")
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Box, Layout
-from nccl_m2n.layout.intervals import Ints, overlaps, product_index, ravel_index
+from nccl_m2n.layout.intervals import overlaps, product_index, ravel_index
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, box_overlaps
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import describe
@@ -25,6 +23,7 @@ from nccl_m2n.planning.table import plan_table
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.planning.traffic import Traffic, count_traffic
 from nccl_m2n.planning.transfer import Transfer
+from nccl_m2n.typing import Ints, Table
 
 if TYPE_CHECKING:
     from nccl_m2n.execution.bound import Bound
@@ -56,12 +55,12 @@ class Plan:
     chunk_rounds: int  # rounds in which first hops start
 
     @property
-    def flows(self) -> np.ndarray:
+    def flows(self) -> Table:
         """The flows, a structured array; see `nccl_m2n.planning.routes.FLOW`."""
         return self.routes.flows
 
     @property
-    def hops(self) -> np.ndarray:
+    def hops(self) -> Table:
         """The hops, a structured array; see `nccl_m2n.planning.routes.HOP`."""
         return self.routes.hops
 
@@ -90,7 +89,7 @@ class Plan:
         return self.ranks[-1] + 1 if self.ranks else 0
 
     @cached_property
-    def staging(self) -> np.ndarray:
+    def staging(self) -> Ints:
         """Bytes of staging by rank, at most: parts contiguous in a rank's arrays go without."""
         return staging_by_rank(self.routes, self.world, self.chunk_rounds)
 

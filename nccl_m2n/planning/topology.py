@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.errors import PlanError
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, init=False)

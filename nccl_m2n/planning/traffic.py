@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.planning.bundles import Bundles
 from nccl_m2n.planning.topology import Topology
+from nccl_m2n.typing import Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.planning.plan import Plan

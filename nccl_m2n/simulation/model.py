@@ -9,18 +9,16 @@ Packing for the next round and unpacking of the last one run beside a round, as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.layout.intervals import opens
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rounds import chunks_in_round
 from nccl_m2n.simulation.links import Links
 from nccl_m2n.simulation.timeline import Timeline
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from nccl_m2n.typing import Floats, Ints, Table
 
 GB = 1e9  # bytes
 
@@ -87,7 +85,7 @@ class _Hops:
     """The hops of a plan, column by column."""
 
     plan: Plan
-    flows: np.ndarray  # the flow of each hop
+    flows: Table  # the flow of each hop
     source: Ints
     destination: Ints
     depth: Ints
@@ -97,11 +95,10 @@ class _Hops:
     @classmethod
     def of(cls, plan: Plan) -> _Hops:
         hops = plan.hops
-        opens = np.append(True, hops["flow"][1:] != hops["flow"][:-1])[: len(hops)]
         source, destination, depth, network = (
             np.ascontiguousarray(hops[name]) for name in ("source", "destination", "depth", "network")
         )
-        return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens)
+        return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens(hops["flow"]))
 
     def load(self, number: int, links: Links) -> _Load:
         """What round `number` asks of every rank."""

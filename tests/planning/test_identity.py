@@ -35,7 +35,7 @@ def test_a_rank_in_neither_layout_does_nothing() -> None:
     source = Layout((8,), Mesh([0, 1]), [Shard(0)])
     destination = Layout((8,), Mesh([3, 4]), [Replicate()])
     program = plan(Transfer(source, destination), Topology.regular(6, 2)).program(2)
-    tables = (program.blocks, program.messages, program.parts, program.local)
+    tables = (program.chunks, program.messages, program.spans, program.local)
     assert [len(table) for table in tables] == [0, 0, 0, 0]
     assert program.staging_bytes == 0
 
