@@ -31,6 +31,11 @@ class BoxPartition:
     holder: Ints  # (boxes,) which entry of `holders`
     holders: tuple[Ints, ...]  # sorted ranks that hold the same boxes
 
+    @property
+    def boxes(self) -> BoxPartition:
+        """Itself; what a `GridPartition` lists."""
+        return self
+
 
 @dataclass(frozen=True)
 class GridPartition:

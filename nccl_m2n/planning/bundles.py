@@ -69,6 +69,17 @@ class Bundles:
     sets: RankSets
 
     @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank in a layout of a transfer, ascending; those that hold and need nothing included."""
+        layouts = {side for t in self.templates for side in (t.source, t.destination)}
+        return tuple(sorted({rank for layout in layouts for rank in layout.ranks}))
+
+    @property
+    def world(self) -> int:
+        """One more than the highest rank."""
+        return self.ranks[-1] + 1 if self.ranks else 0
+
+    @cached_property
     def flat(self) -> FlatTemplates:
         """All templates' tables, end to end."""
         none = np.zeros(0, np.int64)

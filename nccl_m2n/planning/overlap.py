@@ -46,13 +46,9 @@ def overlap(source: Layout, destination: Layout) -> Cells:
     a, b = source.partition, destination.partition
     if isinstance(a, GridPartition) and isinstance(b, GridPartition):
         return _grid_cells(a, b)
-    cells = _box_cells(_boxes(a), _boxes(b))
-    _refuse_holes(cells, _boxes(b))
+    cells = _box_cells(a.boxes, b.boxes)
+    _refuse_holes(cells, b.boxes)
     return cells
-
-
-def _boxes(partition: BoxPartition | GridPartition) -> BoxPartition:
-    return partition.boxes if isinstance(partition, GridPartition) else partition
 
 
 def _grid_cells(a: GridPartition, b: GridPartition) -> Cells:

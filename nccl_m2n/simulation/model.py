@@ -44,7 +44,7 @@ def simulate(plan: Plan, links: Links | None = None) -> Timeline:
     speeds = links or Links()
     local = _local_bytes(plan) / (speeds.pack_gbytes * GB)
     if not plan.rounds:
-        return Timeline(plan, speeds, np.zeros((0, plan.world)), local, np.zeros((4, plan.world)))
+        return Timeline(plan, speeds, simulate, np.zeros((0, plan.world)), local, np.zeros((4, plan.world)))
     hops = _Hops.of(plan)
     beside = local / plan.rounds  # local copies are spread over the rounds
     ends, busy = np.zeros((plan.rounds, plan.world)), np.zeros((4, plan.world))
@@ -56,11 +56,11 @@ def simulate(plan: Plan, links: Links | None = None) -> Timeline:
         ends[x] = clock = np.maximum(load.finish(clock, speeds.round_seconds), copied)
         busy += load.links
         unpacked, load = load.unpacked, following
-    return Timeline(plan, speeds, ends, clock + unpacked, busy)
+    return Timeline(plan, speeds, simulate, ends, clock + unpacked, busy)
 
 
 @dataclass(frozen=True)
-class _Load:
+class _Round:
     """What one round asks of every rank, in seconds."""
 
     source: Ints  # of each message
@@ -100,7 +100,7 @@ class _Hops:
         )
         return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens(hops["flow"]))
 
-    def load(self, number: int, links: Links) -> _Load:
+    def load(self, number: int, links: Links) -> _Round:
         """What round `number` asks of every rank."""
         row, size = chunks_in_round(self.flows, self.plan.chunk_rounds, number - self.depth)
         source, destination, network = self.source[row], self.destination[row], self.network[row]
@@ -113,7 +113,7 @@ class _Hops:
         opens = self.opens[row]
         packed = self._by_rank(source[opens], size[opens]) / (links.pack_gbytes * GB)
         unpacked = self._by_rank(destination, size) / (links.pack_gbytes * GB)
-        return _Load(source, destination, loads, packed, unpacked)
+        return _Round(source, destination, loads, packed, unpacked)
 
     def _by_rank(self, ranks: Ints, size: Ints) -> Floats:
         return np.bincount(ranks, size, minlength=self.plan.world).astype(float, copy=False)

@@ -3,26 +3,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from nccl_m2n.checks import made_by
 from nccl_m2n.errors import PlanError
-from nccl_m2n.layout import Layout
 from nccl_m2n.planning import describe
 from nccl_m2n.planning.bundles import Bundles, make_bundles
-from nccl_m2n.planning.check import check_plan
-from nccl_m2n.planning.methods import METHODS
+from nccl_m2n.planning.check import check_routes
+from nccl_m2n.planning.methods import METHODS, others
+from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.program import Program, make_program
 from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
-from nccl_m2n.planning.table import plan_table
+from nccl_m2n.planning.table import Figures, plan_rows, title
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.planning.traffic import Traffic, count_traffic
 from nccl_m2n.planning.transfer import Transfer
+from nccl_m2n.text import align_table
 from nccl_m2n.typing import Ints, Table
 
 if TYPE_CHECKING:
@@ -30,17 +31,8 @@ if TYPE_CHECKING:
     from nccl_m2n.execution.staging import Staging
     from nccl_m2n.transport.base import Transport
 
-PLAN_VERSION = 1  # part of every digest; raise it when equal problems would be planned otherwise
-DEFAULT_STAGING_BYTES = 256 << 20
 
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What may be chosen about a plan, apart from its transfers and topology."""
-
-    method: str = "reshard"
-    chunk_bytes: int | None = None
-    staging_bytes: int = DEFAULT_STAGING_BYTES
+HINT = "make one with Transfer(source, destination, …)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,9 +42,33 @@ class Plan:
     transfers: tuple[Transfer, ...]
     topology: Topology
     options: PlanOptions
-    bundles: Bundles = field(repr=False)
-    routes: Routes = field(repr=False)
+    bundles: Bundles
+    routes: Routes
     chunk_rounds: int  # rounds in which first hops start
+
+    @classmethod
+    def of(cls, transfers: Sequence[Transfer], topology: Topology | None, options: PlanOptions) -> Plan:
+        """The plan of a problem; see `nccl_m2n.plan`."""
+        items = tuple(made_by(t, Transfer, "transfer", error=PlanError, hint=HINT) for t in transfers)
+        bundles = make_bundles(items)
+        domains = Topology.single(bundles.ranks or [0]) if topology is None else topology
+        made_by(domains, Topology, "topology", error=PlanError).require(bundles.ranks)
+        return cls._routed(items, domains, options, bundles)
+
+    @classmethod
+    def _routed(
+        cls, transfers: tuple[Transfer, ...], topology: Topology, options: PlanOptions, bundles: Bundles
+    ) -> Plan:
+        routes = METHODS[options.method](bundles, topology)
+        rounds = schedule(routes, bundles.world, options.chunk_bytes, options.staging_bytes)
+        return cls(transfers, topology, options, bundles, routes, rounds)
+
+    def compared(self) -> list[Plan]:
+        """The same transfers by the other methods, as far as that is not too long a list."""
+        if self.options.method != "reshard":
+            return []
+        chosen = [replace(self.options, method=m, chunk_bytes=None) for m in others(self.bundles)]
+        return [self._routed(self.transfers, self.topology, options, self.bundles) for options in chosen]
 
     @property
     def flows(self) -> Table:
@@ -74,19 +90,15 @@ class Plan:
         """All rounds: those in which first hops start, and those until the last hop."""
         return self.chunk_rounds + self.depth if self.chunk_rounds else 0
 
-    @cached_property
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Every rank in a layout of the plan, ascending."""
-        return tuple(sorted({r for a in self._layouts for r in a.ranks}))
-
-    @cached_property
-    def _layouts(self) -> set[Layout]:
-        return {side for t in self.bundles.templates for side in (t.source, t.destination)}
+        return self.bundles.ranks
 
     @property
     def world(self) -> int:
         """One more than the highest rank."""
-        return self.ranks[-1] + 1 if self.ranks else 0
+        return self.bundles.world
 
     @cached_property
     def staging(self) -> Ints:
@@ -96,7 +108,7 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """A text that is equal on two ranks exactly when their plans are."""
-        return hashlib.sha256(json.dumps(describe.plan_text(self)).encode()).hexdigest()
+        return describe.problem_digest(self.transfers, self.topology, self.options)
 
     def traffic(self) -> Traffic:
         """Bytes by tier and by rank, with the least network bytes that any plan needs."""
@@ -104,7 +116,7 @@ class Plan:
 
     @cached_property
     def _traffic(self) -> Traffic:
-        return count_traffic(self)
+        return count_traffic(self.bundles, self.routes, self.topology)
 
     def check(self) -> None:
         """Prove the plan's invariants.
@@ -112,7 +124,8 @@ class Plan:
         Raises:
             PlanError: Naming the tensor, the box and the rank where one is broken.
         """
-        check_plan(self)
+        least = self.options.method == "reshard"
+        check_routes([t.name for t in self.transfers], self.bundles, self.routes, self.topology, least=least)
 
     def program(self, rank: int) -> Program:
         """What `rank` does, round by round; nothing for a rank that is in no layout."""
@@ -132,7 +145,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text: its problem, its options and its digest. Planning is pure, so that is all."""
-        return json.dumps(describe.plan_json(self), indent=1)
+        data = describe.plan_data(self.transfers, self.topology, self.options, self.digest)
+        return json.dumps(data, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -142,7 +156,7 @@ class Plan:
             PlanError: If the text is none, or if this version of the package plans the problem otherwise.
         """
         transfers, topology, options, digest = describe.read_plan(text)
-        made = plan(transfers, topology, **options)
+        made = cls.of(transfers, topology, options)
         if made.digest != digest:
             raise PlanError(
                 f"expected the plan of digest {digest[:12]}…, got {made.digest[:12]}…; plan it anew"
@@ -155,76 +169,25 @@ class Plan:
             f"{len(self.flows)} flows, {self.rounds} rounds, digest {self.digest[:12]}>"
         )
 
+    @property
+    def title(self) -> str:
+        """One line: what is moved, from where to where."""
+        return title(self.transfers, self.topology)
+
+    def figures(self) -> Figures:
+        """The plan in numbers."""
+        messages = int(self.flows["chunks"][self.hops["flow"]].sum())
+        staging = int(self.staging.max(initial=0))
+        return Figures(self.options.method, len(self.flows), self.traffic(), self.rounds, messages, staging)
+
+    def rows(self) -> list[list[str]]:
+        """What `print(plan)` shows, as cells: labels first, then a column for the plan and each compared with it."""
+        return plan_rows([made.figures() for made in [self, *self.compared()]])
+
     def __str__(self) -> str:
-        return plan_table(self)
+        return f"{self.title}\n{align_table(self.rows())}"
 
     def _repr_html_(self) -> str:
         from nccl_m2n.show import html_plan
 
         return html_plan(self)
-
-
-def plan(
-    transfers: Transfer | Sequence[Transfer],
-    topology: Topology | None = None,
-    *,
-    method: str = "reshard",
-    chunk_bytes: int | None = None,
-    staging_bytes: int = DEFAULT_STAGING_BYTES,
-) -> Plan:
-    """Plan one transfer or many as one collective.
-
-    Pure: no rank, no device, no clock, no environment. All ranks get the same plan.
-
-    Args:
-        transfers: What to move.
-        topology: NVLink domains of all ranks; None takes them all to be in one (one machine).
-        method: ``"reshard"``; or, to compare with, ``"direct"`` (a holder serves every needer by
-            itself) and ``"gather_broadcast"`` (whole tensors by way of one rank).
-        chunk_bytes: Upper bound of a chunk, in bytes (one of 16 can always be); None chooses.
-        staging_bytes: Staging that a rank may need, in bytes. More rounds are made to stay below.
-
-    Raises:
-        PlanError: For two transfers of one name, ranks in no domain, holes in the source, or options
-            out of range.
-
-    Example:
-        >>> from nccl_m2n import Layout, Mesh, Replicate, Shard, Topology, Transfer, plan
-        >>> source = Layout((1024, 512), Mesh.arange((4,)), [Shard(0)])
-        >>> destination = Layout((1024, 512), Mesh.arange((4,), start=4), [Replicate()])
-        >>> made = plan(Transfer(source, destination, "bfloat16", "w"), Topology.regular(8, 4))
-        >>> made.traffic().network_bytes
-        1048576
-    """
-    items = (transfers,) if isinstance(transfers, Transfer) else tuple(transfers)
-    options = PlanOptions(method, chunk_bytes, staging_bytes)
-    _check_options(items, options)
-    bundles = make_bundles(items)
-    ranks = {r for t in bundles.templates for side in (t.source, t.destination) for r in side.ranks}
-    domains = Topology.single(sorted(ranks) or [0]) if topology is None else topology
-    domains.require(ranks)
-    routes = METHODS[method](bundles, domains)
-    rounds = schedule(routes, max(ranks, default=0) + 1, chunk_bytes, staging_bytes)
-    return Plan(items, domains, options, bundles, routes, rounds)
-
-
-@lru_cache(maxsize=64)
-def cached_plan(
-    transfers: tuple[Transfer, ...], topology: Topology | None, chunk_bytes: int | None, staging_bytes: int
-) -> Plan:
-    """`plan`, remembered by value for the last few problems."""
-    return plan(transfers, topology, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes)
-
-
-def _check_options(transfers: Sequence[Any], options: PlanOptions) -> None:
-    for item in transfers:
-        if not isinstance(item, Transfer):
-            raise PlanError(
-                f"expected Transfer objects, got {item!r}; make one with Transfer(source, destination, …)"
-            )
-    if options.method not in METHODS:
-        raise PlanError(f"expected a method out of {', '.join(METHODS)}, got {options.method!r}")
-    for name in ("chunk_bytes", "staging_bytes"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise PlanError(f"expected {name} of 1 or more, got {value}")
