@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from nccl_m2n.checks import several
-from nccl_m2n.errors import PlanError
 from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
 from nccl_m2n.planning.plans import Plan
 from nccl_m2n.planning.topology import Topology
@@ -45,9 +43,7 @@ def plan(
         >>> made.traffic().network_bytes
         1048576
     """
-    items = (
-        (transfers,) if isinstance(transfers, Transfer) else several(transfers, "transfers", error=PlanError)
-    )
+    items = (transfers,) if isinstance(transfers, Transfer) else transfers
     return Plan.of(items, topology, PlanOptions(method, chunk_bytes, staging_bytes))
 
 

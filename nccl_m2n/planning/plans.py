@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from nccl_m2n.checks import made_by
+from nccl_m2n.checks import made_by, rank_number, several
 from nccl_m2n.errors import PlanError
 from nccl_m2n.planning import describe
 from nccl_m2n.planning.bundles import Bundles, make_bundles
@@ -20,7 +20,7 @@ from nccl_m2n.planning.program import Program, make_program
 from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.table import Figures, plan_rows, title
-from nccl_m2n.planning.topology import Topology
+from nccl_m2n.planning.topology import Topology, as_topology
 from nccl_m2n.planning.traffic import Traffic, count_traffic
 from nccl_m2n.planning.transfer import Transfer
 from nccl_m2n.text import align_table
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from nccl_m2n.transport.base import Transport
 
 
-HINT = "make one with Transfer(source, destination, …)"
+HINT = "make them with Transfer(source, destination, …)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,10 +49,13 @@ class Plan:
     @classmethod
     def of(cls, transfers: Sequence[Transfer], topology: Topology | None, options: PlanOptions) -> Plan:
         """The plan of a problem; see `nccl_m2n.plan`."""
-        items = tuple(made_by(t, Transfer, "transfer", error=PlanError, hint=HINT) for t in transfers)
+        items = tuple(
+            made_by(t, Transfer, "each transfer", error=PlanError, hint=HINT)
+            for t in several(transfers, "transfers", error=PlanError, hint=HINT)
+        )
         bundles = make_bundles(items)
         domains = Topology.single(bundles.ranks or [0]) if topology is None else topology
-        made_by(domains, Topology, "topology", error=PlanError).require(bundles.ranks)
+        as_topology(domains).require(bundles.ranks)
         return cls._routed(items, domains, options, bundles)
 
     @classmethod
@@ -129,6 +132,7 @@ class Plan:
 
     def program(self, rank: int) -> Program:
         """What `rank` does, round by round; nothing for a rank that is in no layout."""
+        rank = rank_number(rank, error=PlanError)
         return make_program(self.bundles, self.routes, self.chunk_rounds, self.depth, rank)
 
     def bind(
