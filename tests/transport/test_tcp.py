@@ -84,7 +84,9 @@ def values(rank: int, peer: int, number: int, count: int) -> Bytes:
 def test_everybody_sends_everybody(sizes: list[int]) -> None:
     def body(transport: SocketTransport) -> bool:
         work = AllToAll(transport, sizes)
-        return work.run() and work.run()
+        right = work.run() and work.run()
+        links = transport._links.values()
+        return right and not any(link._allowed or link._expected or link._held_back for link in links)
 
     assert meet(3, body) == [True] * 3
 
@@ -286,6 +288,20 @@ def test_links_let_no_stranger_in() -> None:
     assert len(strangers) == 3
     for stranger in strangers:
         stranger.close()
+
+
+@pytest.mark.parametrize("where", ["bind", "run"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_process_that_is_lost(where: str, how: str, tmp_path: Path) -> None:
+    """A death is heard of at once, silence at the time limit; then the others form a transport and go on."""
+    done = mpi.run_by_sockets(4, "-m", "tests.transport.lost_peer", where, how, str(tmp_path), limit=55)
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(told) == 3, done.stderr[-2000:]
+    for seconds, said, went_on in told:
+        assert seconds < 15
+        assert "rank 3" in said
+        assert said.startswith("TransportError") if how == "kill" else seconds > 1
+        assert went_on
 
 
 # Under a launcher
