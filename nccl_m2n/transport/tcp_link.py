@@ -46,10 +46,9 @@ class TcpLink:
         self.peer, self.socket = peer, connection
         self.gone = ""  # why nothing more can be sent or received
         self.orderly = False  # whether it was closed when all was well
-        self._allowed: defaultdict[int, int] = defaultdict(
-            int
-        )  # by space: messages that the peer is ready for
-        self._held_back: defaultdict[int, deque[tuple[memoryview, Batch]]] = defaultdict(deque)
+        # By space, while there is something to tell: messages that the peer is ready for, and is not.
+        self._allowed: dict[int, int] = {}
+        self._held_back: dict[int, deque[tuple[memoryview, Batch]]] = {}
         self._words: list[bytes] = []  # heads without a message, which overtake messages
         self._outgoing: deque[tuple[bytes, memoryview, Batch]] = deque()
         self._now: deque[tuple[memoryview, Batch | None]] = deque()  # given to the system next, in order

