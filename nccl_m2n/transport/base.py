@@ -69,7 +69,8 @@ class Transport(Ranks):
         return list(domains.values())
 
     def keep(self, thing: object) -> None:
-        """Hold on to memory of a run that was given up, for as long as something may still touch it."""
+        """Hold on to memory that an unfinished run may still touch, for as long as this transport lives."""
+        self.__dict__.setdefault("_kept", []).append(thing)
 
     def __enter__(self) -> Self:
         return self

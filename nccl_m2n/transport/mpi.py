@@ -55,6 +55,7 @@ class MpiTransport(Transport):
     memory: Literal["host", "device"] = "host"
     leave_limit: float | None = 10.0
     _dropped: ClassVar[list[MPI.Intracomm]] = []  # of transports that nobody has any more
+    _unfinished: ClassVar[list[tuple[MPI.Intracomm, MPI.Request]]] = []  # made too late for their transports
 
     def __init__(self, comm: Communicator = None, timeout: float = DEFAULT_TIMEOUT) -> None:
         try:
@@ -87,17 +88,19 @@ class MpiTransport(Transport):
             gc.collect()  # transports in reference cycles, on all ranks alike: MPI refuses all of them together
             self._free_dropped()
             made, request = comm.Idup()
-        held = Held.hold((made, request))
         if not poll(request.Test, time.monotonic() + self.timeout):
+            self._unfinished.append((made, request))
             end_within(self.leave_limit)
             raise TransferTimeout(
                 f"rank {self.rank}: not all {self.size} ranks came to make an MpiTransport within "
                 f"{self.timeout:g} s: one of them is gone or late"
             )
-        Held.release(held)
         return made
 
     def _free_dropped(self) -> None:
+        late = [(made, request) for made, request in self._unfinished if not request.Test()]
+        self._dropped.extend(made for made, request in self._unfinished if (made, request) not in late)
+        self._unfinished[:] = late
         while self._dropped:
             self._dropped.pop().Free()
 
@@ -145,7 +148,9 @@ class MpiTransport(Transport):
     def _space(self) -> _Space:
         """The message space that belongs to the number of exchanges, which is equal on all ranks."""
         tag = self.exchanges % self._tags
-        space = self._spaces.setdefault(tag, _Space(tag, self.exchanges))
+        space = self._spaces.get(tag)
+        if space is None or (space.number != self.exchanges and not space.open_rounds):
+            space = self._spaces[tag] = _Space(tag, self.exchanges)
         if space.number != self.exchanges:
             raise TransportError(
                 f"expected at most {self._tags} exchanges from the oldest binding that is still open to the "
@@ -156,10 +161,6 @@ class MpiTransport(Transport):
     def domain_labels(self) -> dict[int, str]:
         """Ranks of one host are one domain."""
         return {self.rank: self._mpi.Get_processor_name()}
-
-    def keep(self, thing: object) -> None:
-        """Hold on to memory that MPI may still touch, until the process ends: it cannot be told to let go."""
-        Held.hold(thing)
 
     def _poll(
         self, requests: Sequence[MPI.Request], peers: Sequence[int], deadline: float | None
@@ -190,7 +191,8 @@ class MpiTransport(Transport):
             raise TransportError(f"{what} over MPI failed: {error}") from error
 
     def _give_up(self) -> None:
-        self._drop.detach()  # what is under way may still arrive in it
+        self._drop.detach()  # what is under way may still arrive
+        Held.hold(self)  # and all memory that is kept with it: MPI cannot be told to let go
         end_within(self.leave_limit)
 
     def _part(self) -> None:
@@ -202,19 +204,21 @@ class MpiTransport(Transport):
 
 
 class _Space:
-    """A message space; it lives as long as rounds are prepared in it."""
+    """A message space; it lives as long as rounds that were prepared in it."""
 
     def __init__(self, tag: int, number: int) -> None:
-        self.tag, self.number = tag, number
+        self.tag, self.number, self.open_rounds = tag, number, 0
 
 
 class _MpiRound(PreparedRound):
     def __init__(
         self, transport: MpiTransport, space: _Space, requests: list[MPI.Prequest], peers: Sequence[int]
     ) -> None:
-        self._transport, self._space = transport, space
-        self._requests, self._peers = requests, peers
+        self._transport, self._requests, self._peers = transport, requests, peers
+        self._space = space
+        space.open_rounds += 1
         self._held: int | None = None
+        self._open = True
 
     def start(self, stream: object = None) -> None:
         transport = self._transport
@@ -235,20 +239,34 @@ class _MpiRound(PreparedRound):
             if roll is not None:
                 raise TransferTimeout(self._late(roll))
         except transport._mpi.Exception as error:
-            raise TransportError(f"moving messages over MPI failed: {error}") from error
+            raise TransportError(
+                f"rank {transport.rank}: messages from or to rank {short_ranks(self._in_trouble())} failed: {error}"
+            ) from error
         Held.release(self._held)
         self._held = None
 
     def _late(self, roll: RollCall) -> str:
-        waiting = zip(self._requests, self._peers, strict=True)
-        peers = sorted({peer for request, peer in waiting if not request.Test()})
+        peers = self._in_trouble()
         return (
             f"rank {self._transport.rank}: messages from or to rank {short_ranks(peers)} were still under way at "
             f"the time limit: {not_there(roll.missing(peers))}"
         )
 
+    def _in_trouble(self) -> list[int]:
+        """Peers whose messages failed, or else those whose messages are under way."""
+        failed, under_way = set[int](), set[int]()
+        for request, peer in zip(self._requests, self._peers, strict=True):
+            try:
+                if not request.Test():
+                    under_way.add(peer)
+            except self._transport._mpi.Exception:
+                failed.add(peer)
+        return sorted(failed or under_way)
+
     def close(self) -> None:
         """Free the requests, which must not be under way."""
+        self._space.open_rounds -= self._open
+        self._open = False
         for request in self._requests:
             request.Free()
         self._requests = []
