@@ -49,7 +49,7 @@ def test_a_peer_that_is_stopped(tmp_path: Path, where: str) -> None:
     began = time.monotonic()
     done = mpi.run(RANKS, "-m", "tests.transport.mpi_gone", where, "stop", str(tmp_path), limit=40)
     assert time.monotonic() - began < 35, done.stderr
-    assert done.returncode == 1, done.stderr
+    assert done.returncode != 0, done.stderr
     assert "Timeout (0:00:01)!" in done.stderr  # it says where it ended, for MPI's own end does not come
     told = [path.read_text(encoding="utf-8").split("\n") for path in sorted(tmp_path.glob("*.txt"))]
     assert len(told) == RANKS - 1, done.stderr
