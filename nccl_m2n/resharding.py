@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from nccl_m2n.checks import made_by, several, whole_number
-from nccl_m2n.dtypes import dtype_name
+from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
 from nccl_m2n.errors import LayoutError, TransportError
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.remembered import Bindings
@@ -67,7 +67,7 @@ def reshard(
             the ranks tell each other; what is given must agree. So with the next three.
         src_dtype: Element type of the source arrays.
         dst_local_shape: Local shape at the destination.
-        dst_dtype: Element type of the destination arrays.
+        dst_dtype: Element type of the destination arrays. A cast to a narrower range has to be asked for by it.
         global_shape: The whole tensor's shape, in elements. May be left out where all shards are equal in
             size; it is then inferred from the local shapes.
         topology: NVLink domains; None asks the transport.
@@ -211,14 +211,15 @@ class _Call:
 
     def _told(self, look: _Look) -> bytes:
         numbers = self._memory.numbers.get(self._key, [])
-        return json.dumps([look.shapes, look.dtypes, numbers, self._memory.made]).encode()
+        named = self._sides[1].dtype is not None
+        return json.dumps([look.shapes, look.dtypes, named, numbers, self._memory.made]).encode()
 
     def known(self) -> Bound | None:
         """The binding that every rank made for this very call."""
         counts = {made for *_, made in self._said}
         if len(counts) > 1:
             self._memory.forget_all(max(counts))
-        common = set.intersection(*(set(numbers) for _, _, numbers, _ in self._said))
+        common = set.intersection(*(set(numbers) for *_, numbers, _ in self._said))
         return self._memory.recall(max(common)) if common and len(counts) == 1 else None
 
     def bind(self) -> Bound:
@@ -240,10 +241,20 @@ class _Call:
             raise LayoutError(
                 "expected a source or destination array on some rank, got none; pass src= and dst="
             )
+        second = names[1] or first
+        if is_float(first) and is_float(second) and not keeps_range(first, second):
+            self._require_named(first, second)
         source, destination = (side.layout(tuple(shape)) for side in self._sides)
-        transfer = Transfer(source, destination, first, NAME, names[1] or first)
+        transfer = Transfer(source, destination, first, NAME, second)
         topology = next(iter(self._looks.values())).topology
         return cached_plan((transfer,), topology, PlanOptions())
+
+    def _require_named(self, source: str, destination: str) -> None:
+        if not any(named for _, _, named, *_ in self._said):
+            raise LayoutError(
+                f"expected a destination dtype that holds {source}'s range, got {destination}: values would be lost; "
+                f"pass dst_dtype={destination!r} if that is meant"
+            )
 
     def _arrays(self, side: int) -> dict[str, Any]:
         views = {
