@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from nccl_m2n.checks import made_by, several, whole_number
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.bound import Bound
+from nccl_m2n.errors import LayoutError, PlanError
+from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
+from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
 from nccl_m2n.layout import Layout, Mesh
+from nccl_m2n.layout.layout import as_shape
 from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
 from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
-MAX_BOUND = 32  # bindings remembered for each transport, as far as their staging stays below this many bytes
-MAX_STAGING_BYTES = 512 << 20
 NAME = "tensor"
 
 
@@ -49,7 +49,7 @@ def reshard(
     In host memory the destination is complete on return. On a device everything is enqueued on `stream`, and
     what is enqueued there later sees the result; the arrays are kept until the next call. Plans are remembered
     by value, bindings by the arrays' places in memory: a call that repeats another on every rank plans and
-    binds nothing.
+    binds nothing. At every call the ranks agree on which binding they mean.
 
     Args:
         src: This rank's local source array, of the layout's local shape; None on ranks outside `src_mesh`.
@@ -80,28 +80,31 @@ def reshard(
         _Side("source", src, src_mesh, src_placements, src_local_shape, src_dtype),
         _Side("destination", dst, dst_mesh, dst_placements, dst_local_shape, dst_dtype),
     )
-    problem = _agree(transport, memory, sides, global_shape, topology)
-    bound = memory.bound.get(problem.key) if problem.remembered else None
-    if bound is None:
-        bound = _bind(transport, memory, problem, sides)
+    call = _Call(transport, memory, sides, global_shape, topology)
+    bound = call.known() or call.bind()
     bound.run(stream)
     memory.arrays = (src, dst)
     if transport.memory == "host":
-        bound.wait()
+        bound.wait(getattr(transport, "timeout", DEFAULT_TIMEOUT))
 
 
-@dataclass
-class _Memory:
-    """What is remembered along with a transport."""
+@dataclass(frozen=True)
+class _Look:
+    """All that one rank says of a problem by itself; equal where it says the same once more.
 
-    topology: Topology | None = None
-    bound: OrderedDict[Any, Bound] = field(default_factory=OrderedDict)
-    arrays: Any = None  # of the last call: a device may still be at work on them
+    The arrays are told by their places, dtypes and shapes, which is all that a binding knows of them.
+    """
+
+    layouts: tuple[tuple[Mesh, str], ...]  # of both sides, the placements as they were given
+    shapes: tuple[tuple[int, ...], ...]  # global ones, as the arrays and the caller tell them
+    dtypes: tuple[tuple[str, ...], ...]  # of both sides, likewise
+    topology: Topology
+    places: tuple[ArrayView | None, ...]  # of both sides
 
 
-def _memory_of(transport: Transport) -> _Memory:
-    made: _Memory = transport.__dict__.setdefault("_reshard_memory", _Memory())
-    return made
+def _memory_of(transport: Transport) -> Bindings:
+    made = transport.__dict__.setdefault("_reshard_memory", Bindings())
+    return made_by(made, Bindings, "what reshard() keeps with a transport")
 
 
 @dataclass(frozen=True)
@@ -109,141 +112,154 @@ class _Side:
     name: str
     given: Any
     mesh_like: Any
-    placements: Sequence[Any]
-    local_shape: Sequence[int] | None
+    placements: Any
+    local_shape: Any
     dtype: Any
 
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh, made of what the caller passed for one."""
-        return as_mesh(self.mesh_like)
+    def look(self, transport: Transport, rank: int, wanted: Any) -> tuple[Any, ...]:
+        """What `rank` says of this side: layout, global shapes, dtypes and where its array is."""
+        mesh = as_mesh(self.mesh_like)
+        placements = several(self.placements, f"{self.name} placements", hint="such as [Shard(0)]")
+        if len(placements) != mesh.ndim:
+            raise LayoutError(
+                f"expected {mesh.ndim} {self.name} placements, one for each axis of {mesh!r}, got {list(placements)}"
+            )
+        array = self._array(transport, rank)
+        view = None if array is None else replace(view_array(array), owner=None)
+        local = [] if view is None else [view.shape]
+        local += [] if self.local_shape is None else [as_shape(self.local_shape)]
+        shapes = [_inferred(shape, mesh, placements) for shape in local] if wanted is None else []
+        dtypes = [] if view is None else [view.dtype]
+        dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
+        return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
 
-    def array(self, transport: Transport, rank: int) -> Any:
-        """The array that `rank` was given on this side."""
-        if len(transport.local_ranks) > 1 and self.given is not None:
-            if not isinstance(self.given, Mapping):
-                raise LayoutError(
-                    f"expected a mapping from rank to {self.name} array, for this process drives several ranks, got "
-                    f"{type(self.given).__name__}"
-                )
+    def _array(self, transport: Transport, rank: int) -> Any:
+        """The array that `rank` was given."""
+        if isinstance(self.given, Mapping):
+            for other in self.given:
+                if whole_number(other, f"a rank with a {self.name} array") not in transport.local_ranks:
+                    raise LayoutError(
+                        f"expected {self.name} arrays of the ranks that this process drives, got one of rank {other}"
+                    )
             return self.given.get(rank)
+        if self.given is not None and len(transport.local_ranks) > 1:
+            raise LayoutError(
+                f"expected a mapping from rank to {self.name} array, for this process drives several ranks, got "
+                f"{type(self.given).__name__}"
+            )
         return self.given
 
-    def seen(self, transport: Transport, rank: int) -> ArrayView | None:
-        """A view of that array."""
-        array = self.array(transport, rank)
-        return None if array is None else view_array(array)
-
-    def told_shapes(self, view: ArrayView | None) -> list[list[int]]:
-        """The global shapes that the array and the caller tell of."""
-        local = [] if view is None else [view.shape]
-        local += [] if self.local_shape is None else [tuple(map(int, self.local_shape))]
-        return [self.inferred_shape(shape) for shape in local]
-
-    def told_dtypes(self, view: ArrayView | None) -> list[str]:
-        """The dtypes that the array and the caller tell of."""
-        told = [] if view is None else [view.dtype]
-        return told + ([] if self.dtype is None else [dtype_name(self.dtype)])
-
-    def inferred_shape(self, local: Sequence[int]) -> list[int]:
-        """The global shape, if all shards are as large as `local`."""
-        shape = list(local)
-        for size, given in zip(self.mesh.shape, self.placements, strict=True):
-            placement = as_placement(given, len(shape))
-            if isinstance(placement, Shard | StridedShard):
-                shape[placement.dim] *= size
-        return shape
+    def layout(self, shape: tuple[int, ...]) -> Layout:
+        """The side's layout, once the global shape is known."""
+        made = Layout(shape, as_mesh(self.mesh_like), self.placements)
+        if self.local_shape is not None:
+            local = as_shape(self.local_shape)
+            if local not in {made.local_shape(rank) for rank in made.ranks}:
+                raise LayoutError(f"expected a {self.name} local shape of {made}, got {local}")
+        return made
 
 
-@dataclass(frozen=True)
-class _Problem:
-    shape: tuple[int, ...]
-    dtypes: tuple[str, str]
-    topology: Topology
-    key: Any
-    remembered: bool  # by every rank
+def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tuple[int, ...]:
+    """The global shape, if all shards are as large as `local`."""
+    shape = list(local)
+    for size, given in zip(mesh.shape, placements, strict=True):
+        placement = as_placement(given, len(shape))
+        if isinstance(placement, Shard | StridedShard):
+            shape[placement.dim] *= size
+    return tuple(shape)
 
 
-def _agree(
-    transport: Transport,
-    memory: _Memory,
-    sides: Sequence[_Side],
-    global_shape: Sequence[int] | None,
-    topology: Topology | None,
-) -> _Problem:
-    """Find the shape and the dtypes together, and whether every rank remembers this very call."""
-    if memory.topology is None:  # even if one was given: this is collective, and others may have none
-        memory.topology = Topology(transport.discover_domains())
-    domains = topology or memory.topology
-    failures: dict[int, Exception] = {}
-    facts = {
-        rank: attempt(partial(_facts, transport, sides, rank, global_shape), failures, rank)
-        for rank in transport.local_ranks
-    }
-    raise_together(transport, failures, {})
-    placed = tuple((side.mesh, tuple(map(repr, side.placements))) for side in sides)
-    wanted = None if global_shape is None else tuple(global_shape)
-    key = (wanted, placed, domains, tuple((rank, f[2]) for rank, f in facts.items()))
-    mine = {r: json.dumps([*f[:2], key in memory.bound]).encode() for r, f in facts.items()}
-    said = [json.loads(text) for text in transport.exchange(mine)]
-    shape = _only("global shape", [s for shapes, _, _ in said for s in shapes])
-    dtypes = [_only(f"{s.name} dtype", [n for _, d, _ in said for n in d[i]]) for i, s in enumerate(sides)]
-    first = dtypes[0] or dtypes[1]
-    if shape is None or first is None:
-        raise LayoutError("expected a source or destination array on some rank, got none; pass src= and dst=")
-    return _Problem(
-        tuple(shape), (first, dtypes[1] or first), domains, key, all(remembered for _, _, remembered in said)
-    )
+class _Call:
+    """One call of `reshard`, as this process's ranks see it and as all ranks come to see it. Collective.
 
+    Every rank tells the others what it knows of the shape and the dtypes, and the numbers of the bindings that it
+    made for just the same call. A number that all ranks name is a binding that all of them mean.
+    """
 
-def _facts(
-    transport: Transport, sides: Sequence[_Side], rank: int, global_shape: Sequence[int] | None
-) -> tuple[list[Any], list[list[str]], Any]:
-    """The global shapes that a rank's arrays tell of, their dtypes, and the arrays' places."""
-    for side in sides:
-        if len(side.placements) != side.mesh.ndim:
+    def __init__(
+        self,
+        transport: Transport,
+        memory: Bindings,
+        sides: Sequence[_Side],
+        global_shape: Any,
+        topology: Any,
+    ) -> None:
+        self._transport, self._memory, self._sides = transport, memory, sides
+        domains = memory.domains(
+            transport
+        )  # even if one was given: this is collective, and others may have none
+        failures: dict[int, Exception] = {}
+        look = partial(_look, transport, sides, global_shape, domains if topology is None else topology)
+        self._looks = {r: attempt(partial(look, r), failures, r) for r in transport.local_ranks}
+        self._key = tuple(self._looks.values())
+        numbers = [] if failures else memory.numbers.get(self._key, [])
+        mine = {
+            rank: json.dumps(None if failures else [look.shapes, look.dtypes, numbers, memory.made]).encode()
+            for rank, look in self._looks.items()
+        }
+        self._said = [json.loads(text) for text in transport.exchange(mine)]
+        if None in self._said:
+            raise_together(transport, failures, {})
+
+    def known(self) -> Bound | None:
+        """The binding that every rank made for this very call."""
+        counts = {made for *_, made in self._said}
+        if len(counts) > 1:
+            self._memory.forget_all(max(counts))
+        common = set.intersection(*(set(numbers) for _, _, numbers, _ in self._said))
+        return self._memory.recall(max(common)) if common and len(counts) == 1 else None
+
+    def bind(self) -> Bound:
+        """Plan it and bind it, on all ranks."""
+        failures: dict[int, Exception] = {}
+        plan: Plan = attempt(self._plan, failures, self._transport.local_ranks[0])
+        raise_together(self._transport, failures, {})
+        bound = plan.bind(self._transport, self._arrays(0), self._arrays(1))
+        bound.forget_arrays()  # they are told by their places, and may go when the caller is done with them
+        self._memory.keep(self._key, bound)
+        return bound
+
+    def _plan(self) -> Plan:
+        shape = _only("global shape", [s for shapes, *_ in self._said for s in shapes])
+        names = [
+            _only(f"{side.name} dtype", [n for _, dtypes, *_ in self._said for n in dtypes[i]])
+            for i, side in enumerate(self._sides)
+        ]
+        first = names[0] or names[1]
+        if shape is None or first is None:
             raise LayoutError(
-                f"expected {side.mesh.ndim} {side.name} placements, one for each axis of {side.mesh!r}, got "
-                f"{list(side.placements)}"
+                "expected a source or destination array on some rank, got none; pass src= and dst="
             )
-    views = [side.seen(transport, rank) for side in sides]
-    if global_shape is not None:
-        shapes = [list(map(int, global_shape))]
-    else:
-        shapes = [shape for s, v in zip(sides, views, strict=True) for shape in s.told_shapes(v)]
-    places = tuple(None if v is None else (v.pointer, v.shape, v.strides, v.dtype, v.writable) for v in views)
-    return shapes, [s.told_dtypes(v) for s, v in zip(sides, views, strict=True)], places
+        source, destination = (side.layout(tuple(shape)) for side in self._sides)
+        transfer = Transfer(source, destination, first, NAME, names[1] or first)
+        topology = next(iter(self._looks.values())).topology
+        return cached_plan((transfer,), topology, None, DEFAULT_STAGING_BYTES)
+
+    def _arrays(self, side: int) -> dict[str, Any]:
+        views = {
+            rank: look.places[side] for rank, look in self._looks.items() if look.places[side] is not None
+        }
+        if len(self._transport.local_ranks) == 1:
+            return dict.fromkeys([NAME][: len(views)], next(iter(views.values()), None))
+        return {NAME: views} if views else {}
+
+
+def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:
+    """What one rank knows of the problem, checked as far as one rank can."""
+    wanted = None if global_shape is None else as_shape(global_shape)
+    told = [side.look(transport, rank, wanted) for side in sides]
+    layouts, shapes, dtypes, places = zip(*told, strict=True)
+    every = tuple(s for some in shapes for s in some) if wanted is None else (wanted,)
+    made_by(topology, Topology, "topology", error=PlanError, hint="write Topology(domains)")
+    return _Look(layouts, every, dtypes, topology, places)
 
 
 def _only(what: str, values: Sequence[Any]) -> Any:
     """The one value that all ranks tell of; every rank has the same list, so all raise alike."""
-    distinct = [v for i, v in enumerate(values) if v is not None and v not in values[:i]]
+    distinct = [v for i, v in enumerate(values) if v not in values[:i]]
     if len(distinct) > 1:
         raise LayoutError(
             f"expected one {what}, got {' and '.join(map(str, distinct))} from different arrays"
             + ("; pass global_shape= where shards differ in size" if what == "global shape" else "")
         )
     return distinct[0] if distinct else None
-
-
-def _plan(problem: _Problem, sides: Sequence[_Side]) -> Plan:
-    layouts = [Layout(problem.shape, side.mesh, side.placements) for side in sides]
-    transfer = Transfer(*layouts, problem.dtypes[0], NAME, problem.dtypes[1])
-    return cached_plan((transfer,), problem.topology, None, DEFAULT_STAGING_BYTES)
-
-
-def _bind(transport: Transport, memory: _Memory, problem: _Problem, sides: Sequence[_Side]) -> Bound:
-    failures: dict[int, Exception] = {}
-    made = attempt(partial(_plan, problem, sides), failures, transport.local_ranks[0])
-    raise_together(transport, failures, {})
-    arrays = [{} if side.given is None else {NAME: side.given} for side in sides]
-    bound = made.bind(transport, *arrays)
-    if problem.key in memory.bound:  # other ranks did not remember theirs
-        memory.bound.pop(problem.key).close()
-    bound.forget_arrays()  # they are told by their places, and may go when the caller is done with them
-    memory.bound[problem.key] = bound
-    while len(memory.bound) > MAX_BOUND or (
-        len(memory.bound) > 1 and sum(b.staging_bytes for b in memory.bound.values()) > MAX_STAGING_BYTES
-    ):
-        memory.bound.popitem(last=False)[1].close()
-    return bound

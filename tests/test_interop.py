@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nccl_m2n import Layout, LayoutError, Mesh, Shard
-from nccl_m2n.interop import as_mesh, layout_of
+from nccl_m2n import Layout, LayoutError, Mesh, Shard, TransportError
+from nccl_m2n.interop import as_mesh, as_transport, layout_of
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,11 @@ def test_layout_of_a_dtensor() -> None:
 def test_what_is_no_dtensor() -> None:
     with pytest.raises(LayoutError, match="expected a DTensor, got ndarray"):
         layout_of(np.zeros(3))
+
+
+@pytest.mark.parametrize("comm", [None, "comm", SimpleNamespace(rank=0, size=2), 2.0, True])
+def test_what_is_no_communicator_is_told_before_nccl_is_looked_for(comm: object) -> None:
+    with pytest.raises(
+        TransportError, match="the address of a communicator, got .*pass a transport, an mpi4py"
+    ):
+        as_transport(comm)

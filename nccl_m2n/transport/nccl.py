@@ -17,7 +17,7 @@ from nccl_m2n.transport.gpu import device_count, import_cupy
 from nccl_m2n.transport.nccl_domains import domain_label
 from nccl_m2n.transport.nccl_exchange import DeviceExchange
 from nccl_m2n.transport.nccl_group import PreparedGroup
-from nccl_m2n.transport.nccl_library import checked, nccl_bindings, start_communicator
+from nccl_m2n.transport.nccl_library import address_of, checked, nccl_bindings, start_communicator
 from nccl_m2n.transport.rendezvous import Rendezvous
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -44,10 +44,8 @@ class NcclTransport(Transport):
     def __init__(
         self, communicator: Any, *, exchange: Exchange | None = None, timeout: float = 120.0
     ) -> None:
+        address = address_of(communicator)
         bindings = nccl_bindings()
-        address = int(getattr(communicator, "ptr", communicator))
-        if address == 0:
-            raise TransportError("expected a communicator, got one that is null or already destroyed")
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
         self._set_up({rank: handle}, exchange, timeout, owned=False, keep=communicator)

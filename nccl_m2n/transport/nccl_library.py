@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nccl_m2n.checks import whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import pip_install
 from nccl_m2n.transport.deadline import poll
@@ -34,6 +35,23 @@ def nccl_bindings() -> Any:
             "which brings nccl4py and CuPy"
         ) from None
     return nccl
+
+
+def address_of(communicator: Any) -> int:
+    """The address of an ``ncclComm_t``, from nccl4py's object or from a number, before NCCL is looked for.
+
+    Raises:
+        TransportError: If it is neither.
+    """
+    given = getattr(communicator, "ptr", communicator)
+    hint = (
+        "pass a transport, an mpi4py communicator such as MPI.COMM_WORLD, or an nccl4py one or its pointer"
+        "; PyTorch's process groups are none of these: NcclTransport.from_environment() joins torchrun's ranks"
+    )
+    address = whole_number(given, "the address of a communicator", error=TransportError, hint=hint)
+    if address <= 0:
+        raise TransportError("expected a communicator, got one that is null or already destroyed")
+    return address
 
 
 def checked(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nccl_m2n import Layout, M2nError, Mesh, Replicate, Shard, StridedShard, Topology, reshard
+from tests.execution.reshard_turns import APART, TURNS, bindings_made
 from tests.scenarios import RANKS, UNTOUCHED
 
 Problem = dict[str, Any]
@@ -62,7 +63,7 @@ def moves(**changes: Any) -> Callable[[Any], list[str]]:
     def case(transport: Any) -> list[str]:
         given = problem(0, **changes)
         made = {rank: arrays(rank, given) for rank in transport.local_ranks}
-        wrong, before = [], remembered(transport)
+        wrong, before = [], 0
         for turn in range(3):
             for rank in transport.local_ranks:
                 src, _, expected = arrays(rank, given, turn)
@@ -71,18 +72,13 @@ def moves(**changes: Any) -> Callable[[Any], list[str]]:
                 if expected is not None:
                     made[rank][2][...] = expected
             call(transport, made, given)
+            before = before or bindings_made(transport)  # by then; a former case may have left just this one
             for rank, (_, dst, expected) in made.items():
                 if expected is not None and not np.array_equal(dst, expected):
                     wrong.append(f"rank {rank}, turn {turn}: {dst}")
-        return wrong if remembered(transport) == before + 1 else [*wrong, "the binding was not remembered"]
+        return wrong if bindings_made(transport) == before else [*wrong, "the binding was not remembered"]
 
     return case
-
-
-def remembered(transport: Any) -> int:
-    """How many bindings a transport remembers."""
-    memory = transport.__dict__.get("_reshard_memory")
-    return len(memory.bound) if memory else 0
 
 
 def new_arrays_of_one_rank(transport: Any) -> list[str]:
@@ -115,13 +111,20 @@ def lets_go_of_arrays(transport: Any) -> list[str]:
 
 
 def refuses(
-    message: str, where: int, error: str = "LayoutError", dtype: str = "int32", **changes: Any
+    message: str,
+    where: int,
+    error: str = "LayoutError",
+    dtype: str = "int32",
+    given: Any = None,
+    **changes: Any,
 ) -> Any:
     """Rank `where` alone passes something else; every rank must hear of it."""
 
     def case(transport: Any) -> list[str]:
         rank = transport.local_ranks[0]
         made = {rank: arrays(rank, problem(rank), dtype=dtype if rank == where else "int32")}
+        if rank == where and given is not None:
+            made[rank] = (given, *made[rank][1:])
         said = None
         try:
             call(transport, made, problem(rank, **(changes if rank == where else {})))
@@ -133,7 +136,8 @@ def refuses(
         dst = made[rank][1]
         written = dst is not None and not (dst.view(np.uint8) == UNTOUCHED).all()
         alike = all(other == said for other in everyone)
-        return (["written"] if written else []) + ([] if alike else [f"told different things: {everyone}"])
+        wrong = (["written"] if written else []) + ([] if alike else [f"told different things: {everyone}"])
+        return wrong + moves()(transport)  # the transport is as good as before
 
     return case
 
@@ -152,6 +156,7 @@ MOVES = {
     ),
     "new arrays of one rank": new_arrays_of_one_rank,
     "arrays let go of": lets_go_of_arrays,
+    **TURNS,
 }
 REFUSES = {
     # First, while no topology is remembered: finding one out is collective.
@@ -183,5 +188,38 @@ REFUSES = {
         "PlanError",
         topology=Topology.regular(7, 7),
     ),
-    "a shape that is none": refuses(r"rank 5: ", 5, "TransportError", global_shape="ab"),
+    "a shape that is none": refuses(r"rank 5: expected integers .*got 'ab'", 5, global_shape="ab"),
+    "a shape of digits": refuses(r"rank 5: expected integers .*got '44'", 5, global_shape="44"),
+    "a shape in fractions": refuses(
+        r"rank 5: expected integers .*got \(8.5, 12\)", 5, global_shape=(8.5, 12)
+    ),
+    "domains for a topology": refuses(
+        r"rank 1: expected a Topology as topology, got \[\[0, 1\]\] .*write Topology",
+        1,
+        "PlanError",
+        topology=[[0, 1]],
+    ),
+    "no domains for a topology": refuses(r"rank 1: expected a Topology", 1, "PlanError", topology=[]),
+    "a text for a mesh": refuses(r"rank 4: expected integer ranks in a mesh, got 'x'", 4, src_mesh="x"),
+    "no mesh": refuses(r"rank 4: expected integer ranks in a mesh, got None", 4, dst_mesh=None),
+    "one placement alone": refuses(
+        r"rank 0: expected a sequence of destination placements, got Shard\(1\); .*\[Shard",
+        0,
+        dst_placements=Shard(1),
+    ),
+    "no placements": refuses(r"rank 0: expected a sequence of source placements", 0, src_placements=None),
+    "a dtype that is none": refuses(r"rank 3: expected an element type.*got 'wide'", 3, src_dtype="wide"),
+    "a list for an array": refuses(r"rank 2: expected an array .*got list", 2, given=[1, 2]),
+    "arrays of other ranks": refuses(
+        r"rank 2: expected source arrays of the ranks that this process drives, got one of rank 99",
+        2,
+        given={99: np.zeros(2)},
+    ),
+    "another local shape than the layout's": refuses(
+        r"rank 7: expected a destination local shape of 8 × 12 .*got \(8, 4\)",
+        7,
+        global_shape=(8, 12),
+        dst_local_shape=(8, 4),
+    ),
+    **APART,
 }

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One set of checks of what callers pass: each gives the plain value, or an error that says what was expected.
+
+Truth values are no numbers here: ``Shard(True)`` is a slip. Numbers of any library that are whole are taken as
+whole (`operator.index`), and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from operator import index
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nccl_m2n.errors import LayoutError, M2nError, PlanError, TransportError
+
+Kind = TypeVar("Kind")
+
+MAX_RANKS = 1 << 20  # tables are kept by rank, so a single high one costs as much as all below it
+MAX_BYTES = 1 << 62  # offsets and sums of two such fit 64 bits
+SHOWN = 120  # characters of a wrong value that an error repeats
+
+
+def shown(value: object) -> str:
+    """A value as an error repeats it: all of what is short, the beginning of what is long."""
+    try:
+        text = repr(value)
+    except Exception:  # a wrong value must not hide what is wrong with it
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def whole_number(
+    value: Any,
+    what: str,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    error: type[M2nError] = LayoutError,
+    hint: str = "",
+) -> int:
+    """A plain int from any whole number.
+
+    Args:
+        value: What the caller gave.
+        what: The argument's name, for the error.
+        least: The lowest that is allowed.
+        most: The highest that is allowed.
+        error: What to raise.
+        hint: What to do instead, for the error.
+    """
+    try:
+        made = None if isinstance(value, bool | np.bool_) else int(index(value))
+    except TypeError:
+        made = None
+    if made is None or (least is not None and made < least) or (most is not None and made > most):
+        span = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
+        raise error(f"expected a whole number{span} as {what}, got {shown(value)}" + _tail(hint))
+    return made
+
+
+def whole_numbers(
+    values: Any,
+    what: str,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    error: type[M2nError] = LayoutError,
+    hint: str = "",
+) -> tuple[int, ...]:
+    """Plain ints from a sequence of whole numbers, or an array of them."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise error(f"expected integers as {what}, got {shown(values)}" + _tail(hint))
+    given = tuple(values)
+    if all(type(value) is int for value in given) and least is None and most is None:
+        return given
+    try:
+        return tuple(whole_number(v, what, least=least, most=most, error=error) for v in given)
+    except M2nError:
+        span = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
+        raise error(f"expected integers{span} as {what}, got {shown(values)}" + _tail(hint)) from None
+
+
+def rank_number(value: Any, what: str = "rank", *, error: type[M2nError] = LayoutError) -> int:
+    """A rank as a plain int."""
+    return whole_number(value, what, least=0, most=MAX_RANKS - 1, error=error)
+
+
+def byte_count(value: Any, what: str, *, least: int = 1, error: type[M2nError] = PlanError) -> int:
+    """A number of bytes as a plain int."""
+    return whole_number(value, what, least=least, most=MAX_BYTES, error=error)
+
+
+def real_number(
+    value: Any, what: str, *, zero: bool = False, error: type[M2nError] = PlanError, hint: str = ""
+) -> float:
+    """A finite number above 0 (or of 0, too) as a float."""
+    number = isinstance(value, Real) and not isinstance(value, bool | np.bool_)
+    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        span = "0 or more" if zero else "more than 0"
+        raise error(f"expected a {what} of {span}, got {shown(value)}" + _tail(hint))
+    return float(value)
+
+
+def limit_seconds(
+    value: Any, what: str = "timeout", *, endless: bool = True, error: type[M2nError] = TransportError
+) -> float | None:
+    """A time limit in seconds; None, where it may be `endless`, for none."""
+    if value is None and endless:
+        return None
+    return real_number(
+        value, f"{what} in seconds", zero=True, error=error, hint="None waits for ever" if endless else ""
+    )
+
+
+def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
+    """One of some texts."""
+    if not isinstance(value, str) or value not in allowed:
+        raise error(f"expected a {what} out of {', '.join(allowed)}, got {shown(value)}")
+    return value
+
+
+def plain_text(value: Any, what: str, *, error: type[M2nError] = LayoutError) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise error(f"expected a text as {what}, got {shown(value)}")
+    return value
+
+
+def truth(value: Any, what: str, *, error: type[M2nError] = LayoutError) -> bool:
+    """True or False, not what merely counts as one."""
+    if not isinstance(value, bool | np.bool_):
+        raise error(f"expected True or False as {what}, got {shown(value)}")
+    return bool(value)
+
+
+def made_by(
+    value: Any, kind: type[Kind], what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+) -> Kind:
+    """An object of one of this package's classes."""
+    if not isinstance(value, kind):
+        raise error(
+            f"expected a {kind.__name__} as {what}, got {shown(value)} of type {type(value).__name__}"
+            + _tail(hint)
+        )
+    return value
+
+
+def several(
+    values: Any, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+) -> tuple[Any, ...]:
+    """The entries of a sequence; a text is none, nor is what cannot be gone through."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise error(f"expected a sequence of {what}, got {shown(values)}" + _tail(hint))
+    return tuple(values)
+
+
+def _tail(hint: str) -> str:
+    return f"; {hint}" if hint else ""
