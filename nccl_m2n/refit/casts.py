@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
+from nccl_m2n.dtypes import dtype_name, is_float
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.refit.names import any_of
 
+_LARGEST = {  # finite values of the types that can be cast
+    "float64": 1.8e308,
+    "float32": 3.4e38,
+    "bfloat16": 3.4e38,
+    "float16": 65504.0,
+    "float8_e5m2": 57344.0,
+    "float8_e4m3fn": 448.0,
+}
 Allowed: TypeAlias = (
     bool | tuple[str, ...]
 )  # none, or those that keep the range, or also those to named types
@@ -46,7 +54,7 @@ class Casts:
         if source == destination:
             return
         allowed = next((allowed for matches, allowed in self._matchers if matches(name)), False)
-        keeps = keeps_range(source, destination)
+        keeps = _LARGEST.get(source, 2e308) <= _LARGEST.get(destination, 0.0)
         if (keeps and allowed) or (isinstance(allowed, tuple) and destination in allowed):
             return
         remedy = (

@@ -6,14 +6,41 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from nccl_m2n import errors
 from nccl_m2n.errors import DisagreementError, M2nError
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.base import Transport
 
+Result = TypeVar("Result")
+
 MAX_REPORTS = 8  # ranks whose errors one message quotes
+
+
+def together(
+    transport: Transport,
+    purpose: str,
+    work: Callable[[int], Result],
+    *,
+    facts: Callable[[Mapping[int, Result]], Mapping[str, Any]] | None = None,
+    limit: float | None = None,
+) -> dict[int, Result]:
+    """Do each local rank's share of some work, and raise the same error on every rank if one failed. Collective.
+
+    Args:
+        transport: Joins the ranks.
+        purpose: What this is for.
+        work: Does a rank's share; it may not wait for other ranks.
+        facts: What of the results must be equal on all ranks, as for `raise_together`.
+        limit: Time limit in seconds; None: the transport's own.
+    """
+    failures: dict[int, Exception] = {}
+    made = {rank: attempt(partial(work, rank), failures, rank) for rank in transport.local_ranks}
+    found = attempt(lambda: facts(made) if facts and not failures else {}, failures, transport.local_ranks[0])
+    raise_together(transport, failures, found or {})
+    return made
 
 
 def attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) -> Any:

@@ -287,7 +287,7 @@ def test_a_source_with_a_hole() -> None:
 
 def test_options_that_cannot_be() -> None:
     have, wanted = holds(sharded((8, 2), FOUR), values((8, 2))), needs(sharded((8, 2), EIGHT))
-    with pytest.raises(LayoutError, match="choice for missing out of error, skip, got 'ignore'"):
+    with pytest.raises(PlanError, match="choice for missing out of error, skip, got 'ignore'"):
         refit(have, wanted, missing="ignore")
     with pytest.raises(LayoutError, match="a mapping from rank to parameters"):
         Refit(LocalTransport(8), have[0], wanted)
@@ -353,10 +353,10 @@ def test_subsets_are_prepared_once() -> None:
         assert made.report.tensors == 1
         assert made.verify() == ["w"]
         assert made.verify(only="draft.w") == []
-        before = dict(made._prepared)
-        made.run(only="draft.w")
+        before = dict(made._subsets)
+        made.run(only="draft.*")
         made.wait()
-        assert made._prepared == before
+        assert made._subsets == before
         with pytest.raises(LayoutError, match="names of parameters of this refit, got nothing.such"):
             made.run(only=["nothing.such"])
         made.run()
