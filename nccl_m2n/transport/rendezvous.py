@@ -1,30 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that know nothing but a launcher's environment find each other over TCP.
 
-Needs neither MPI nor PyTorch: rank 0 listens, the others connect, and from then on `exchange` gathers one
-byte string a rank and hands all of them to every rank. Nothing that arrives is ever interpreted.
+Needs neither MPI nor PyTorch: rank 0 listens, the others connect and prove that they are ranks of the same job,
+and from then on `exchange` gathers one byte string a rank and hands all of them to every rank.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
-import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
 
 from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.text import short_ranks
+from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, open_listener
+from nccl_m2n.transport.handshake import (
+    FAILED,
+    LARGEST_PAYLOAD,
+    TIMED_OUT,
+    Letter,
+    derived_key,
+    job_key,
+    join_payloads,
+    split_payloads,
+)
+from nccl_m2n.transport.swap import Swap
 
 PORTS_TRIED = 16
-LARGEST_MESSAGE = 1 << 32  # bytes; more can only be a stream that lost its framing
-_LENGTH = struct.Struct("<q")
-_GREETING_BYTES = 32
+LARGEST_PORT = 65535
+SECRET = "M2N_SECRET"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Rendezvous:
     """All ranks of a job, joined in a star around rank 0.
+
+    It is made when all ranks have come. Whatever goes wrong later breaks it, on all ranks: an exchange that was
+    given up half way has no next one.
 
     Args:
         rank: This process's rank.
@@ -33,25 +46,40 @@ class Rendezvous:
         port: Port of the launcher; the ports after it are used, since the launcher may hold this one.
         timeout: Seconds that meeting, and each exchange, may take.
         token: Text that tells this job from another one on the same host and port.
+        secret: What only ranks of this job know; without it, that is the token.
 
     Raises:
-        TransferTimeout: If not all ranks come in time; rank 0 names those that did not.
-        TransportError: If no port is free.
+        TransferTimeout: If not all ranks come in time; all that have come name those that did not.
+        TransportError: If a number is out of range or no port is free.
     """
 
     def __init__(
-        self, rank: int, size: int, address: str, port: int, *, timeout: float = 120.0, token: str = ""
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        port: int,
+        *,
+        timeout: float = 120.0,
+        token: str = "",
+        secret: str = "",
     ) -> None:
+        _check(rank, size, port, timeout)
         self.rank, self.size, self.timeout = rank, size, timeout
-        self._greeting = hashlib.sha256(f"nccl_m2n {token} {address}:{port} {size}".encode()).digest()
-        self._links: dict[int, socket.socket] = {}
+        self.broken = ""  # why nothing can be exchanged any more
+        self._key = job_key(secret, "rendezvous", token, port, size)
+        self._links: dict[int, Link] = {}
         deadline = time.monotonic() + timeout
-        ports = range(port + 1, port + 1 + PORTS_TRIED)
+        ports = range(port + 1, min(port + PORTS_TRIED, LARGEST_PORT) + 1)
         try:
-            if rank == 0:
-                self._listen(ports, deadline)
-            else:
-                self._connect(address, ports, deadline)
+            salt = b""
+            if size > 1:
+                salt = (
+                    self._host(address, ports, deadline)
+                    if rank == 0
+                    else self._visit(address, ports, deadline)
+                )
+            self._key = derived_key(self._key, salt, "met")
         except BaseException:
             self.close()
             raise
@@ -62,6 +90,8 @@ class Rendezvous:
     ) -> Rendezvous:
         """Meet by the variables that torchrun sets: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
+        Strangers are kept out by M2N_SECRET, where that is set on all ranks, or else by the launcher's run id.
+
         Raises:
             TransportError: If one of them is missing or is no number where it should be one.
         """
@@ -69,7 +99,7 @@ class Rendezvous:
         if missing:
             raise TransportError(
                 f"expected the variables {', '.join(_VARIABLES)} as torchrun sets them, but {', '.join(missing)} "
-                f"is missing: start with torchrun, set them, or use NcclTransport.from_mpi"
+                f"is missing: start with torchrun, set them, or use MPI's launcher"
             )
         try:
             rank, size, port = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -77,177 +107,185 @@ class Rendezvous:
             raise TransportError(f"RANK, WORLD_SIZE and MASTER_PORT must be numbers: {error}") from None
         if not 0 <= rank < size:
             raise TransportError(f"RANK is {rank}, but WORLD_SIZE is {size}")
-        token = environment.get("TORCHELASTIC_RUN_ID", "") + environment.get("TORCHELASTIC_RESTART_COUNT", "")
-        return cls(rank, size, environment["MASTER_ADDR"], port, timeout=timeout, token=token)
+        if environment.get(SECRET) == "":
+            raise TransportError(f"{SECRET} is set, but empty: set it to a secret text, or unset it")
+        return cls(
+            rank,
+            size,
+            environment["MASTER_ADDR"],
+            port,
+            timeout=timeout,
+            token=run_id(environment),
+            secret=environment.get(SECRET, ""),
+        )
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """All ranks' payloads, in rank order. Collective.
 
         Raises:
             TransferTimeout: If a rank does not come within the time limit.
-            TransportError: If a rank has left.
+            TransportError: If a rank has left, or an earlier exchange failed.
         """
+        if self.broken:
+            raise TransportError(f"the rendezvous can no longer be used: {self.broken}; form a new one")
+        if len(payload) > LARGEST_PAYLOAD:
+            self._break(
+                f"rank {self.rank} brought {len(payload)} bytes, {LARGEST_PAYLOAD} are allowed", FAILED
+            )
+        if self.size == 1:
+            return [payload]
         deadline = time.monotonic() + self.timeout
-        if self.rank == 0:
-            payloads = [payload]
-            payloads += [self._receive(rank, deadline) for rank in range(1, self.size)]
-            answer = b"".join(_LENGTH.pack(len(one)) + one for one in payloads)
-            for rank in range(1, self.size):
-                self._send(rank, answer, deadline)
-            return payloads
-        self._send(0, payload, deadline)
-        return _split(self._receive(0, deadline))
+        try:
+            return self._gather(payload, deadline) if self.rank == 0 else self._contribute(payload, deadline)
+        except TransportError:
+            raise
+        except BaseException as error:  # interrupted half way
+            self._end(f"an exchange was interrupted by {type(error).__name__}")
+            raise
+
+    def key_for(self, purpose: str) -> bytes:
+        """A key that the ranks of this rendezvous, and nobody else, have for a purpose."""
+        return derived_key(self._key, b"", purpose)
+
+    def local_addresses(self) -> set[str]:
+        """This host's addresses that lead to the ranks linked to this one: rank 0, or on rank 0 all others."""
+        return {plain_address(link.socket.getsockname()[0]) for link in self._links.values()}
+
+    def address_of_root(self) -> str:
+        """Where this rank, which is not rank 0, found rank 0."""
+        return plain_address(self._links[0].socket.getpeername()[0])
 
     def close(self) -> None:
         """Leave. May be called twice."""
+        self._end("it is closed")
+
+    # Meeting
+
+    def _host(self, address: str, ports: range, deadline: float) -> bytes:
+        try:
+            listener = open_listener(address, ports, backlog=self.size + STRANGERS)
+        except OSError as error:
+            raise TransportError(
+                f"no port from {ports[0]} to {ports[-1]} is free on rank 0's host ({error}): set another MASTER_PORT"
+            ) from None
+        with listener:
+            gathering = Gathering(self._key, 0, listener=listener, guests=range(1, self.size))
+            self._links = gathering.gather(self._early(deadline))
+        if gathering.missing:
+            self._break(
+                f"of {self.size} ranks, {_ranks(gathering.missing)} did not come to the rendezvous within "
+                f"{self.timeout:g} s: check that all were started with the same MASTER_ADDR and MASTER_PORT, "
+                f"{SECRET} and run id",
+                TIMED_OUT,
+            )
+        salt = os.urandom(
+            32
+        )  # nobody listens any more: a rank that now comes again is at its next rendezvous
+        self._deliver(dict.fromkeys(self._links, salt), deadline)
+        return salt
+
+    def _visit(self, address: str, ports: range, deadline: float) -> bytes:
+        places = addresses_of(address, ports, self.timeout)
+        gathering = Gathering(self._key, self.rank, hosts={0: places})
+        self._links = gathering.gather(deadline)
+        if gathering.missing:
+            self._break(
+                f"rank {self.rank} found no rank 0 at {address} on ports {ports[0]} to {ports[-1]} within "
+                f"{self.timeout:g} s (last: {gathering.reason}); these ports must be reachable from every host, and "
+                f"all ranks need the same WORLD_SIZE, {SECRET} and run id",
+                TIMED_OUT,
+            )
+        return self._swap({}, [0], deadline, "all ranks to come")[0]
+
+    # Exchanges
+
+    def _early(self, deadline: float) -> float:
+        """Rank 0's own limit: its word on who is missing should reach those who wait for it before theirs ends."""
+        return deadline - min(1.0, self.timeout / 10)
+
+    def _gather(self, payload: bytes, deadline: float) -> list[bytes]:
+        came = self._swap({}, self._links, self._early(deadline), "the exchange")
+        payloads = [payload] + [came[rank] for rank in range(1, self.size)]
+        self._deliver(dict.fromkeys(self._links, join_payloads(payloads)), deadline)
+        return payloads
+
+    def _contribute(self, payload: bytes, deadline: float) -> list[bytes]:
+        self._links[0].session.limit = (LARGEST_PAYLOAD + 8) * self.size
+        joined = self._swap({0: payload}, [0], deadline, "the exchange")[0]
+        try:
+            return split_payloads(joined, self.size)
+        except OSError as error:
+            self._break(f"rank 0 sent something else than all payloads: {error}", FAILED)
+
+    def _deliver(self, payloads: Mapping[int, bytes], deadline: float) -> None:
+        self._swap(payloads, (), deadline, "the exchange")
+
+    def _swap(
+        self, outgoing: Mapping[int, bytes], wanted: Iterable[int], deadline: float, what: str
+    ) -> dict[int, bytes]:
+        """Send to some ranks and get one message from some; breaks the rendezvous where that fails."""
+        letters = {payload: Letter.of(payload) for payload in set(outgoing.values())}
+        swap = Swap([self._links[rank] for rank in sorted({*outgoing, *wanted})])
+        for rank, payload in outgoing.items():
+            swap.send(rank, letters[payload])
+        swap.want(wanted)
+        swap.work(deadline)
+        for rank, (kind, payload) in swap.came.items():
+            if kind in (FAILED, TIMED_OUT):
+                self._break(f"rank {rank} gave up: {payload.decode(errors='replace')}", kind)
+        if swap.gone:
+            rank, reason = next(iter(sorted(swap.gone.items())))
+            self._break(f"rank {rank} has left the rendezvous: {reason}", FAILED)
+        if swap.unfinished:
+            self._break(
+                f"{_ranks(swap.unfinished)} did not come to {what} within {self.timeout:g} s"
+                if self.rank == 0
+                else f"rank 0 did not answer rank {self.rank}, which waited for {what}, within {self.timeout:g} s",
+                TIMED_OUT,
+            )
+        return {rank: payload for rank, (_, payload) in swap.came.items()}
+
+    def _break(self, reason: str, kind: int) -> NoReturn:
+        """Tell the peers why, as far as they listen, and leave."""
+        if self.rank == 0:
+            swap = Swap(list(self._links.values()))
+            for rank in self._links:
+                swap.send(rank, Letter.of(reason.encode(), kind))
+            swap.work(time.monotonic())
+        self._end(reason)
+        raise (TransferTimeout if kind == TIMED_OUT else TransportError)(reason)
+
+    def _end(self, reason: str) -> None:
+        self.broken = self.broken or reason
         for link in self._links.values():
-            link.close()
+            link.socket.close()
         self._links.clear()
 
-    def _listen(self, ports: range, deadline: float) -> None:
-        listener = _free_listener(ports, self.size)
-        with listener:
-            while len(self._links) < self.size - 1:
-                missing = sorted(set(range(1, self.size)) - set(self._links))
-                link = self._accept(listener, missing, deadline)
-                try:
-                    link.settimeout(min(5.0, _left(deadline)))
-                    link.sendall(self._greeting)
-                    hello = _read(link, _GREETING_BYTES + _LENGTH.size)
-                    (rank,) = _LENGTH.unpack(hello[_GREETING_BYTES:])
-                    if hello[:_GREETING_BYTES] != self._greeting or not 0 < rank < self.size:
-                        raise ConnectionError("not a rank of this job")
-                    link.sendall(self._greeting)
-                except OSError:  # a stranger, or a peer that gave up and will come again
-                    link.close()
-                    continue
-                self._links[rank] = _quick(link)  # a rank that comes again takes its own seat
 
-    def _accept(self, listener: socket.socket, missing: list[int], deadline: float) -> socket.socket:
-        listener.settimeout(max(0.001, _left(deadline)))
-        try:
-            return listener.accept()[0]
-        except TimeoutError:
-            raise TransferTimeout(
-                f"of {self.size} ranks, {_ranks(missing)} did not come to the rendezvous within "
-                f"{self.timeout:g} s: check that all were started with the same MASTER_ADDR and MASTER_PORT"
-            ) from None
+def run_id(environment: Mapping[str, str]) -> str:
+    """What the launcher calls this run of the job; empty where it does not tell."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    else:
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return " ".join(filter(None, (environment.get(name, "") for name in names)))
 
-    def _connect(self, address: str, ports: range, deadline: float) -> None:
-        reason: Exception | str = "nothing was tried"
-        while _left(deadline) > 0:
-            for port in ports:
-                try:
-                    link = socket.create_connection(
-                        (address, port), timeout=min(2.0, max(0.001, _left(deadline)))
-                    )
-                except OSError as error:
-                    reason = error
-                    if not isinstance(error, ConnectionRefusedError):
-                        break
-                    continue
-                if self._meet(link, deadline):
-                    return
-                link.close()
-                reason = f"port {port} answers, but not as this job's rank 0"
-            time.sleep(0.05)
-        raise TransferTimeout(
-            f"rank {self.rank} found no rank 0 at {address} on ports {ports[0]} to {ports[-1]} within "
-            f"{self.timeout:g} s (last: {reason}); these ports must be reachable from every host"
+
+def plain_address(address: str) -> str:
+    """An address without the clothes of IPv6 that one of IPv4 wears on a listener for both."""
+    return address.removeprefix("::ffff:")
+
+
+def _check(rank: int, size: int, port: int, timeout: float) -> None:
+    if not 0 <= rank < size:
+        raise TransportError(f"expected a rank below the number of ranks, got rank {rank} of {size}")
+    if not 0 < port < LARGEST_PORT:
+        raise TransportError(
+            f"expected a port from 1 to {LARGEST_PORT - 1}, of which the ports after it are used, got {port}"
         )
-
-    def _meet(self, link: socket.socket, deadline: float) -> bool:
-        """Whether the other end is this job's rank 0 and takes this rank in."""
-        # The server speaks first, so that a launcher's own store on this port never sees our bytes.
-        link.settimeout(min(2.0, max(0.001, _left(deadline))))
-        try:
-            if _read(link, _GREETING_BYTES) != self._greeting:
-                return False
-            link.sendall(self._greeting + _LENGTH.pack(self.rank))
-            if _read(link, _GREETING_BYTES) != self._greeting:
-                return False
-        except OSError:
-            return False
-        self._links[0] = _quick(link)
-        return True
-
-    def _send(self, rank: int, payload: bytes, deadline: float) -> None:
-        with _Link(self, rank, deadline) as link:
-            link.sendall(_LENGTH.pack(len(payload)) + payload)
-
-    def _receive(self, rank: int, deadline: float) -> bytes:
-        with _Link(self, rank, deadline) as link:
-            (length,) = _LENGTH.unpack(_read(link, _LENGTH.size))
-            if not 0 <= length <= LARGEST_MESSAGE:
-                raise ConnectionError(f"a message of {length} bytes was announced")
-            return _read(link, length)
-
-
-class _Link:
-    """The socket to one rank, with what is left of the time; its errors name the rank."""
-
-    def __init__(self, meeting: Rendezvous, rank: int, deadline: float) -> None:
-        self._meeting, self._rank, self._deadline = meeting, rank, deadline
-
-    def __enter__(self) -> socket.socket:
-        link = self._meeting._links.get(self._rank)
-        if link is None:
-            raise TransportError("the rendezvous is closed")
-        link.settimeout(max(0.001, _left(self._deadline)))
-        return link
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TimeoutError):
-            raise TransferTimeout(
-                f"rank {self._rank} did not come to the exchange within {self._meeting.timeout:g} s"
-            ) from None
-        if isinstance(error, OSError):
-            raise TransportError(f"rank {self._rank} has left the rendezvous: {error}") from None
-
-
-def _free_listener(ports: range, backlog: int) -> socket.socket:
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    for port in ports:
-        try:
-            return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=dual)
-        except OSError:
-            continue
-    raise TransportError(
-        f"no port from {ports[0]} to {ports[-1]} is free on rank 0's host: set another MASTER_PORT"
-    )
-
-
-def _quick(link: socket.socket) -> socket.socket:
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return link
-
-
-def _read(link: socket.socket, length: int) -> bytes:
-    received = bytearray(length)
-    view = memoryview(received)
-    while view:
-        count = link.recv_into(view)
-        if count == 0:
-            raise ConnectionError("the connection was closed")
-        view = view[count:]
-    return bytes(received)
-
-
-def _split(joined: bytes) -> list[bytes]:
-    payloads, at = [], 0
-    while at < len(joined):
-        (length,) = _LENGTH.unpack_from(joined, at)
-        at += _LENGTH.size
-        payloads.append(joined[at : at + length])
-        at += length
-    return payloads
-
-
-def _left(deadline: float) -> float:
-    return deadline - time.monotonic()
+    if not 0 < timeout < float("inf"):
+        raise TransportError(f"expected a time limit in seconds, above 0, got {timeout}")
 
 
 def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {short_ranks(ranks)}"
