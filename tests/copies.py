@@ -7,8 +7,8 @@ import ctypes
 
 import numpy as np
 
+from nccl_m2n.dtypes import cast_name, cast_number
 from nccl_m2n.execution.descriptors import DIMENSIONS, Boxes
-from nccl_m2n.execution.formats import FORMATS, format_number
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -32,13 +32,12 @@ def boxes_of(arrays: list[np.ndarray]) -> Boxes:
         extent=extent,
         stride=stride,
         item=np.array([array.itemsize for array in arrays], np.int64),
-        format=np.array([format_number(array.dtype.name) for array in arrays], np.int64),
+        format=np.array([cast_number(array.dtype.name) for array in arrays], np.int64),
     )
 
 
 def run_copies(copies: np.ndarray) -> None:
     """Do what a table of copies says, one unit at a time."""
-    names = {number: name for name, number in FORMATS.items()}
     for copy in copies:
         sizes = (int(copy["source_unit"]), int(copy["destination_unit"]))
         for unit in range(int(copy["start"]), int(copy["stop"])):
@@ -50,7 +49,10 @@ def run_copies(copies: np.ndarray) -> None:
                 source += i * int(copy["source_stride"][d])
                 destination += i * int(copy["destination_stride"][d])
             if copy["cast"]:
-                kinds = (numpy_dtype(names[copy["cast"] // 16]), numpy_dtype(names[copy["cast"] % 16]))
+                kinds = (
+                    numpy_dtype(cast_name(copy["cast"] // 16)),
+                    numpy_dtype(cast_name(copy["cast"] % 16)),
+                )
                 value = np.frombuffer(ctypes.string_at(source, sizes[0]), kinds[0]).astype(kinds[1])
                 ctypes.memmove(destination, value.tobytes(), sizes[1])
             else:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import nccl_m2n as m2n
-from nccl_m2n.dtypes import item_size
-from nccl_m2n.execution.formats import format_number
+from nccl_m2n.dtypes import cast_number, item_size
 from nccl_m2n.execution.lower import Arrays, Wire, lower, place
 from tests.copies import numpy_dtype, run_copies
 
@@ -23,7 +22,7 @@ class Machine:
         transfers = plan.transfers
         wire = Wire(
             np.array([item_size(t.wire_dtype) for t in transfers]),
-            np.array([format_number(t.wire_dtype) for t in transfers]),
+            np.array([cast_number(t.wire_dtype) for t in transfers]),
         )
         self.programs, self.lowered, self.placements, self.kept = {}, {}, {}, []
         for rank in sources.keys() | destinations.keys():
@@ -48,7 +47,7 @@ class Machine:
             else None
             for t in transfers
         ]
-        items, formats = [item_size(n) for n in names], [format_number(n) for n in names]
+        items, formats = [item_size(n) for n in names], [cast_number(n) for n in names]
         return Arrays.of(views, np.array(items), np.array(formats))
 
     def staging(self, size):

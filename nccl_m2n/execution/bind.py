@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nccl_m2n.dtypes import item_size
+from nccl_m2n.dtypes import cast_number, item_size
 from nccl_m2n.errors import PlanError
 from nccl_m2n.execution.bound import Bound, Executor
 from nccl_m2n.execution.factored import align_factors, split_factored
-from nccl_m2n.execution.formats import format_number
 from nccl_m2n.execution.given import SIDES, Given, refuse_overlaps
 from nccl_m2n.execution.host import HostExecutor
 from nccl_m2n.execution.lower import Arrays, Wire
@@ -131,9 +130,7 @@ class _Kinds:
 
     def formats(self, attribute: str) -> Ints:
         """The kernel's number of that type."""
-        cast = [t.dtype != t.destination_dtype for t in self._examples]
-        named = [getattr(t, attribute) for t in self._examples]
-        return self._spread([format_number(d, cast=c) for d, c in zip(named, cast, strict=True)])
+        return self._spread([cast_number(getattr(t, attribute)) for t in self._examples])
 
 
 def _task(

@@ -209,7 +209,7 @@ __device__ void move_run(i64 source, i64 destination, u32 length, int lane) {
   }
 }
 
-// Floating-point formats, numbered as in formats.py.
+// Floating-point formats, numbered as in dtypes.py.
 enum Format { FLOAT64 = 1, FLOAT32, FLOAT16, BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E5M2 };
 
 // What tells one small format from another. E4M3FN has no infinity: its largest code is its one NaN.

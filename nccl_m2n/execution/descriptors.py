@@ -53,7 +53,7 @@ class Boxes:
     extent: Ints  # (n, DIMENSIONS) elements
     stride: Ints  # (n, DIMENSIONS) bytes
     item: Ints  # (n,) bytes of an element
-    format: Ints  # (n,) number of the element's format, see `nccl_m2n.execution.formats`
+    format: Ints  # (n,) number of the element's format, see `nccl_m2n.dtypes.cast_number`
 
     def take(self, rows: Ints) -> Boxes:
         """The boxes of some rows."""

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.descriptors import Mask, Table
-from nccl_m2n.execution.formats import FORMATS
 from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
@@ -171,8 +171,7 @@ def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
 def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
     if not cast:
         return np.dtype(_UNIT_TYPES[source_unit]), np.dtype(_UNIT_TYPES[destination_unit])
-    names = {number: name for name, number in FORMATS.items()}
-    return numpy_type(names[cast // 16]), numpy_type(names[cast % 16])
+    return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
 def numpy_type(name: str) -> np.dtype[Any]:

@@ -22,7 +22,8 @@ class Transfer:
         dtype: Element type at the source (and at the destination, if no other is given).
         name: What the tensor is called; unique within a plan.
         destination_dtype: Element type at the destination where it differs. Float types only; the
-            narrower of the two crosses the wire, cast while packing or unpacking.
+            smaller of the two crosses the wire, cast while packing or unpacking. Named here, it is meant: nothing
+            asks whether its range holds the source's.
 
     Raises:
         PlanError: If the shapes differ, or the types differ and cannot be cast.
