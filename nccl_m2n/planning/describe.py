@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nccl_m2n.errors import LayoutError, PlanError
@@ -92,7 +93,7 @@ def plan_text(plan: Plan) -> list[Any]:
 
     layouts, transfers = _problem(plan)
     bare = [{k: v for k, v in layout_data(a).items() if k != "names"} for a in layouts]
-    return [PLAN_VERSION, plan.topology.domains, _options(plan), bare, transfers]
+    return [PLAN_VERSION, plan.topology.domains, asdict(plan.options), bare, transfers]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -102,18 +103,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "format": "nccl_m2n plan",
         "digest": plan.digest,
         "domains": plan.topology.domains,
-        "options": _options(plan),
+        "options": asdict(plan.options),
         "layouts": [layout_data(a) for a in layouts],
         "transfers": transfers,
-    }
-
-
-def _options(plan: Plan) -> dict[str, Any]:
-    options = plan.options
-    return {
-        "method": options.method,
-        "chunk_bytes": options.chunk_bytes,
-        "staging_bytes": options.staging_bytes,
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nccl_m2n.checks import byte_count, choice, made_by
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import describe
@@ -37,11 +38,22 @@ DEFAULT_STAGING_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What may be chosen about a plan, apart from its transfers and topology."""
+    """What may be chosen about a plan, apart from its transfers and topology; see `plan`.
+
+    Raises:
+        PlanError: For what cannot be.
+    """
 
     method: str = "reshard"
     chunk_bytes: int | None = None
     staging_bytes: int = DEFAULT_STAGING_BYTES
+
+    def __post_init__(self) -> None:
+        choice(self.method, "method", tuple(METHODS))
+        for name in ("chunk_bytes", "staging_bytes"):
+            value = getattr(self, name)
+            if value is not None or name == "staging_bytes":
+                object.__setattr__(self, name, byte_count(value, name))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,7 +155,10 @@ class Plan:
             PlanError: If the text is none, or if this version of the package plans the problem otherwise.
         """
         transfers, topology, options, digest = describe.read_plan(text)
-        made = plan(transfers, topology, **options)
+        try:
+            made = make_plan(transfers, topology, PlanOptions(**options))
+        except TypeError as error:
+            raise PlanError(f"expected options of a plan, got {options!r}: {error}") from None
         if made.digest != digest:
             raise PlanError(
                 f"expected the plan of digest {digest[:12]}…, got {made.digest[:12]}…; plan it anew"
@@ -197,35 +212,28 @@ def plan(
         >>> made.traffic().network_bytes
         1048576
     """
+    return make_plan(transfers, topology, PlanOptions(method, chunk_bytes, staging_bytes))
+
+
+def make_plan(
+    transfers: Transfer | Sequence[Transfer], topology: Topology | None, options: PlanOptions
+) -> Plan:
+    """`plan`, its options in one."""
     items = (transfers,) if isinstance(transfers, Transfer) else tuple(transfers)
-    options = PlanOptions(method, chunk_bytes, staging_bytes)
-    _check_options(items, options)
+    for item in items:
+        made_by(
+            item, Transfer, "transfer", error=PlanError, hint="make one with Transfer(source, destination, …)"
+        )
     bundles = make_bundles(items)
     ranks = {r for t in bundles.templates for side in (t.source, t.destination) for r in side.ranks}
     domains = Topology.single(sorted(ranks) or [0]) if topology is None else topology
     domains.require(ranks)
-    routes = METHODS[method](bundles, domains)
-    rounds = schedule(routes, max(ranks, default=0) + 1, chunk_bytes, staging_bytes)
+    routes = METHODS[options.method](bundles, domains)
+    rounds = schedule(routes, max(ranks, default=0) + 1, options.chunk_bytes, options.staging_bytes)
     return Plan(items, domains, options, bundles, routes, rounds)
 
 
 @lru_cache(maxsize=64)
-def cached_plan(
-    transfers: tuple[Transfer, ...], topology: Topology | None, chunk_bytes: int | None, staging_bytes: int
-) -> Plan:
-    """`plan`, remembered by value for the last few problems."""
-    return plan(transfers, topology, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes)
-
-
-def _check_options(transfers: Sequence[Any], options: PlanOptions) -> None:
-    for item in transfers:
-        if not isinstance(item, Transfer):
-            raise PlanError(
-                f"expected Transfer objects, got {item!r}; make one with Transfer(source, destination, …)"
-            )
-    if options.method not in METHODS:
-        raise PlanError(f"expected a method out of {', '.join(METHODS)}, got {options.method!r}")
-    for name in ("chunk_bytes", "staging_bytes"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise PlanError(f"expected {name} of 1 or more, got {value}")
+def cached_plan(transfers: tuple[Transfer, ...], topology: Topology | None, options: PlanOptions) -> Plan:
+    """`make_plan`, remembered by value for the last few problems."""
+    return make_plan(transfers, topology, options)

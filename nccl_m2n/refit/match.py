@@ -63,7 +63,7 @@ def match_sides(
         one = made.get(key)
         if one is None:  # of thousands of parameters, most are declared like another one
             one = made[key] = _transfer(name, source[name], wanted)
-        options.casts.require(name, one.dtype, one.destination_dtype)
+        options.casts.check(name, one.dtype, one.destination_dtype)
         one = one.renamed(name)
         if wanted.layout is not None and not chosen(name):
             sharded.append(one)

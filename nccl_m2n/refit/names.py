@@ -19,8 +19,8 @@ def new_names(names: object) -> Callable[[str], str]:
     """What a source's name becomes.
 
     Args:
-        names: `Names`: whole names in a mapping, pairs of an old and a new beginning of which the first that fits counts,
-            or a function; names that neither has stay as they are. None: all stay.
+        names: Whole names in a mapping, pairs of an old and a new beginning of which the first that fits counts, or
+            a function; names that neither has stay as they are. None: all stay.
 
     Raises:
         LayoutError: If it is none of these.

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from nccl_m2n.checks import byte_count, choice, made_by, plain_text, several
+from nccl_m2n.dtypes import Cast, Casts
 from nccl_m2n.planning import Topology
 from nccl_m2n.planning.plan import PlanOptions
-from nccl_m2n.refit.casts import Casts
 
 MISSING = ("error", "skip")
 
@@ -29,7 +29,7 @@ class RefitOptions:
     def of(
         cls,
         topology: object,
-        cast: object,
+        cast: Cast,
         missing: object,
         whole: object,
         bucket_bytes: object,
@@ -56,7 +56,8 @@ class RefitOptions:
         domains = None if self.topology is None else self.topology.domains
         return {
             "topology": domains,
-            "cast": self.casts.rules,
+            "cast": self.casts.allowed,
+            "casts by name": [[name, sorted(types)] for name, types in self.casts.named],
             "missing": self.missing,
             "whole": self.whole,
             "bucket_bytes": self.bucket_bytes,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_m2n.checks import limit_seconds, whole_number
+from nccl_m2n.dtypes import Cast
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.given import SIDES
@@ -16,7 +17,6 @@ from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, PlanOptions
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
-from nccl_m2n.refit.casts import Cast
 from nccl_m2n.refit.deliver import Loader
 from nccl_m2n.refit.join import first_of, join_sides
 from nccl_m2n.refit.match import Matched
@@ -56,10 +56,9 @@ class Refit:
             several ranks, a mapping from rank to parameters.
         destination: Likewise, what is written.
         topology: NVLink domains; None asks the transport.
-        cast: Which element types may differ between the sides; the narrower one crosses. False: none. True: float
-            types, where the destination's has the range of the source's. Names of the destination's types, such as
-            ``"float8_e4m3fn"``, allow these too, though values may leave their range. A mapping from patterns of
-            names to any of these; the first that matches counts, and what none matches is not cast.
+        cast: Whether element types of the two sides may differ; the narrower one crosses. True: float types, where
+            the destination's range holds the source's. Others, such as ``"float8_e4m3fn"``, have to be named besides,
+            for all parameters or in a mapping from pattern of names to type: values may leave their range.
         missing: ``"error"``, or ``"skip"`` for parameters that only one side declares; `skipped` tells them.
         names: What the source's names become: a mapping, a function, or pairs of an old and a new beginning, such
             as ``[("model.", "language_model.model.")]``.

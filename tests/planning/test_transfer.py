@@ -89,13 +89,16 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
             lambda: plan([T, T]),
             r"expected one transfer of each name, got 'layers.0.weight' twice: transfers 0 and 1",
         ),
-        (lambda: plan(["w"]), r"expected Transfer objects, got 'w'; make one with Transfer\(source"),
+        (
+            lambda: plan(["w"]),
+            r"expected a Transfer as transfer, got 'w' of type str; make one with Transfer\(source",
+        ),
         (
             lambda: plan(T, method="fast"),
             r"expected a method out of reshard, direct, gather_broadcast, got 'fast'",
         ),
-        (lambda: plan(T, chunk_bytes=0), r"expected chunk_bytes of 1 or more, got 0"),
-        (lambda: plan(T, staging_bytes=-1), r"expected staging_bytes of 1 or more, got -1"),
+        (lambda: plan(T, chunk_bytes=0), r"as chunk_bytes, got 0"),
+        (lambda: plan(T, staging_bytes=-1), r"as staging_bytes, got -1"),
     ],
 )
 def test_what_is_refused(make, message: str) -> None:

@@ -186,9 +186,8 @@ def test_fp8_weights_travel_with_their_scales() -> None:
 # --- Casts ---
 
 FLOATS = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
-NARROWER = {
-    (a, b) for a in FLOATS for b in FLOATS if float(ml_dtypes.finfo(a).maxexp) > ml_dtypes.finfo(b).maxexp
-}
+WIDE = {np.float64: 4, np.float32: 3, ml_dtypes.bfloat16: 3, np.float16: 2, ml_dtypes.float8_e4m3fn: 1}
+NARROWER = {(a, b) for a in FLOATS for b in FLOATS if WIDE[a] > WIDE[b]}  # range, not precision
 
 
 @pytest.mark.parametrize("a", FLOATS)
@@ -199,7 +198,7 @@ def test_casts_in_flight(a: Any, b: Any) -> None:
     wanted = needs(destination, b)
     have, name = holds(sharded(full.shape, FOUR), full), np.dtype(b).name
     for cast in (False, True) if (a, b) in NARROWER else (False,) if a != b else ():
-        with pytest.raises(LayoutError, match=f"'w'.*{np.dtype(a).name} at the source and {name}"):
+        with pytest.raises(LayoutError, match=f"'w'.*{np.dtype(a).name} and then {name}"):
             refit(have, wanted, cast=cast)
     made = moved(have, wanted, cast=name if (a, b) in NARROWER else True)
     assert_holds(wanted, destination, full.astype(b))
@@ -357,7 +356,9 @@ def test_subsets_are_prepared_once() -> None:
         made.run(only="draft.*")
         made.wait()
         assert made._subsets == before
-        with pytest.raises(LayoutError, match="names of parameters of this refit, got nothing.such"):
+        with pytest.raises(
+            LayoutError, match="names of parameters of this refit, or patterns of them, got 'nothing.such'"
+        ):
             made.run(only=["nothing.such"])
         made.run()
         made.wait()
