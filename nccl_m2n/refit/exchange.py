@@ -114,7 +114,9 @@ def exchange_descriptions(
     """
     texts = {rank: {k: v for side in sides for k, v in side.texts.items()} for rank, sides in own.items()}
     ranks_of: dict[bytes, list[int]] = {}
-    digests = transport.exchange({rank: b"".join(own) for rank, own in texts.items()})
+    digests = transport.exchange(
+        {rank: b"".join(own) for rank, own in texts.items()}, "refit: which descriptions"
+    )
     for rank, one in enumerate(digests):
         for at in range(0, len(one), DIGEST_BYTES):
             ranks_of.setdefault(one[at : at + DIGEST_BYTES], []).append(rank)
@@ -122,7 +124,8 @@ def exchange_descriptions(
         {
             rank: b"\n".join(text for digest, text in own.items() if ranks_of[digest][0] == rank)
             for rank, own in texts.items()
-        }
+        },
+        "refit: the descriptions",
     )
     # The texts come in the order in which their digests came first: by rank, and then as the rank has them.
     every = [text for each in said for text in each.split(b"\n") if text]

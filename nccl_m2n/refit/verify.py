@@ -44,11 +44,14 @@ def differing(transport: Transport, plan: Plan, sums: Mapping[int, Mapping[str, 
     Returns:
         The same list on every rank, in the plan's order.
     """
-    said = transport.exchange({rank: own["source"].tobytes() for rank, own in sums.items()})
+    said = transport.exchange(
+        {rank: own["source"].tobytes() for rank, own in sums.items()}, "refit: the checksums"
+    )
     held = np.concatenate([np.frombuffer(text, SUM) for text in said])
     held = held[np.lexsort((held["cell"], held["transfer"]))]
     wrong = {r: _wrong(held, own["destination"]).astype(np.int64).tobytes() for r, own in sums.items()}
-    numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in transport.exchange(wrong)]))
+    said = transport.exchange(wrong, "refit: what differs")
+    numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in said]))
     return [plan.transfers[i].name for i in numbers.tolist()]
 
 
