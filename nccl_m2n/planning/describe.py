@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nccl_m2n.checks import plain_text
 from nccl_m2n.errors import LayoutError, PlanError
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.layout.pieces import PieceLayout
@@ -93,7 +93,7 @@ def plan_text(plan: Plan) -> list[Any]:
 
     layouts, transfers = _problem(plan)
     bare = [{k: v for k, v in layout_data(a).items() if k != "names"} for a in layouts]
-    return [PLAN_VERSION, plan.topology.domains, asdict(plan.options), bare, transfers]
+    return [PLAN_VERSION, plan.topology.domains, _options(plan), bare, transfers]
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -103,9 +103,18 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "format": "nccl_m2n plan",
         "digest": plan.digest,
         "domains": plan.topology.domains,
-        "options": asdict(plan.options),
+        "options": _options(plan),
         "layouts": [layout_data(a) for a in layouts],
         "transfers": transfers,
+    }
+
+
+def _options(plan: Plan) -> dict[str, Any]:
+    options = plan.options
+    return {
+        "method": options.method,
+        "chunk_bytes": options.chunk_bytes,
+        "staging_bytes": options.staging_bytes,
     }
 
 
@@ -115,6 +124,7 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
     Raises:
         PlanError: If the text is no such plan.
     """
+    plain_text(text, "a plan's JSON", error=PlanError)
     try:
         data = json.loads(text)
         layouts = [read_layout(a) for a in data["layouts"]]
@@ -122,8 +132,11 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
             Transfer(layouts[s], layouts[d], dtype, name, other)
             for name, s, d, dtype, other in zip(*data["transfers"], strict=True)
         ]
-        return transfers, Topology(data["domains"]), data["options"], data["digest"]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        options = {name: data["options"][name] for name in ("method", "chunk_bytes", "staging_bytes")}
+        return transfers, Topology(data["domains"]), options, plain_text(data["digest"], "a digest")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, LayoutError | PlanError):
             raise
-        raise PlanError(f"expected the JSON text of a plan, got {text[:60]!r}…: {error!r}") from None
+        raise PlanError(
+            f"expected the JSON text of a plan, got {text[:60]!r}…; Plan.to_json writes it"
+        ) from error

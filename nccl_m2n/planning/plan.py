@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nccl_m2n.checks import byte_count, choice, made_by
+from nccl_m2n.checks import byte_count, choice, made_by, rank_number, several
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import describe
@@ -23,7 +23,7 @@ from nccl_m2n.planning.program import Program, make_program
 from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.table import plan_table
-from nccl_m2n.planning.topology import Topology
+from nccl_m2n.planning.topology import Topology, as_topology
 from nccl_m2n.planning.traffic import Traffic, count_traffic
 from nccl_m2n.planning.transfer import Transfer
 
@@ -38,11 +38,7 @@ DEFAULT_STAGING_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What may be chosen about a plan, apart from its transfers and topology; see `plan`.
-
-    Raises:
-        PlanError: For what cannot be.
-    """
+    """What may be chosen about a plan, apart from its transfers and topology."""
 
     method: str = "reshard"
     chunk_bytes: int | None = None
@@ -50,10 +46,9 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         choice(self.method, "method", tuple(METHODS))
-        for name in ("chunk_bytes", "staging_bytes"):
-            value = getattr(self, name)
-            if value is not None or name == "staging_bytes":
-                object.__setattr__(self, name, byte_count(value, name))
+        if self.chunk_bytes is not None:
+            object.__setattr__(self, "chunk_bytes", byte_count(self.chunk_bytes, "chunk_bytes"))
+        object.__setattr__(self, "staging_bytes", byte_count(self.staging_bytes, "staging_bytes"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,6 +124,7 @@ class Plan:
 
     def program(self, rank: int) -> Program:
         """What `rank` does, round by round; nothing for a rank that is in no layout."""
+        rank = rank_number(rank, error=PlanError)
         return make_program(self.bundles, self.routes, self.chunk_rounds, self.depth, rank)
 
     def bind(
@@ -155,10 +151,7 @@ class Plan:
             PlanError: If the text is none, or if this version of the package plans the problem otherwise.
         """
         transfers, topology, options, digest = describe.read_plan(text)
-        try:
-            made = make_plan(transfers, topology, PlanOptions(**options))
-        except TypeError as error:
-            raise PlanError(f"expected options of a plan, got {options!r}: {error}") from None
+        made = plan(transfers, topology, **options)
         if made.digest != digest:
             raise PlanError(
                 f"expected the plan of digest {digest[:12]}…, got {made.digest[:12]}…; plan it anew"
@@ -212,28 +205,28 @@ def plan(
         >>> made.traffic().network_bytes
         1048576
     """
-    return make_plan(transfers, topology, PlanOptions(method, chunk_bytes, staging_bytes))
-
-
-def make_plan(
-    transfers: Transfer | Sequence[Transfer], topology: Topology | None, options: PlanOptions
-) -> Plan:
-    """`plan`, its options in one."""
-    items = (transfers,) if isinstance(transfers, Transfer) else tuple(transfers)
-    for item in items:
-        made_by(
-            item, Transfer, "transfer", error=PlanError, hint="make one with Transfer(source, destination, …)"
-        )
+    items = (transfers,) if isinstance(transfers, Transfer) else _transfers(transfers)
+    options = PlanOptions(method, chunk_bytes, staging_bytes)
     bundles = make_bundles(items)
     ranks = {r for t in bundles.templates for side in (t.source, t.destination) for r in side.ranks}
-    domains = Topology.single(sorted(ranks) or [0]) if topology is None else topology
+    domains = Topology.single(sorted(ranks) or [0]) if topology is None else as_topology(topology)
     domains.require(ranks)
-    routes = METHODS[options.method](bundles, domains)
+    routes = METHODS[method](bundles, domains)
     rounds = schedule(routes, max(ranks, default=0) + 1, options.chunk_bytes, options.staging_bytes)
     return Plan(items, domains, options, bundles, routes, rounds)
 
 
 @lru_cache(maxsize=64)
-def cached_plan(transfers: tuple[Transfer, ...], topology: Topology | None, options: PlanOptions) -> Plan:
-    """`make_plan`, remembered by value for the last few problems."""
-    return make_plan(transfers, topology, options)
+def cached_plan(
+    transfers: tuple[Transfer, ...], topology: Topology | None, chunk_bytes: int | None, staging_bytes: int
+) -> Plan:
+    """`plan`, remembered by value for the last few problems."""
+    return plan(transfers, topology, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes)
+
+
+def _transfers(given: Any) -> tuple[Transfer, ...]:
+    hint = "make them with Transfer(source, destination, …)"
+    return tuple(
+        made_by(t, Transfer, "each transfer", error=PlanError, hint=hint)
+        for t in several(given, "transfers", error=PlanError, hint=hint)
+    )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +56,7 @@ def title(plan: Plan) -> str:
 
 def compared_plans(plan: Plan) -> list[Plan]:
     """The same transfers by the other methods, as far as that is not too long a list."""
-    from nccl_m2n.planning.plan import make_plan
+    from nccl_m2n.planning.plan import plan as make
 
     if plan.options.method != "reshard":
         return []
@@ -67,8 +66,9 @@ def compared_plans(plan: Plan) -> list[Plan]:
         "direct": int(counts[plan.bundles.table["remote"]].sum()),
         "gather_broadcast": len(plan.bundles.table) * len(needers),
     }
+    staging = plan.options.staging_bytes
     return [
-        make_plan(plan.transfers, plan.topology, replace(plan.options, method=method, chunk_bytes=None))
+        make(plan.transfers, plan.topology, method=method, staging_bytes=staging)
         for method, amount in hops.items()
         if amount <= MAX_COMPARED_HOPS
     ]
