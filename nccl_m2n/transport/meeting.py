@@ -85,13 +85,9 @@ class Meeting(Ranks):
         elif self.place.launcher == "torchrun":
             from nccl_m2n.transport.rendezvous import Rendezvous
 
-            link = Rendezvous.from_environment()
-            self.rank, self.size, self._exchange, self._link = (
-                link.rank,
-                link.size,
-                lambda payload, _: link.exchange(payload),
-                link,
-            )
+            self._link = link = Rendezvous.from_environment()
+            self.rank, self.size = link.rank, link.size
+            self._exchange = lambda payload, deadline: link._gather({link.rank: payload}, deadline)
         self.local_ranks = (self.rank,)
 
     def _meet_by_mpi(self) -> None:
@@ -118,6 +114,10 @@ class Meeting(Ranks):
 
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         return self._exchange(messages[self.rank], deadline)
+
+    def _give_up(self) -> None:
+        if self.place.launcher == "torchrun":
+            self._link.abort(self.broken or "")
 
     def share(self, payload: bytes) -> list[bytes]:
         """The same, for this process's own bytes. Collective."""

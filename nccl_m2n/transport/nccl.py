@@ -83,7 +83,11 @@ class NcclTransport(Transport):
         meeting = Rendezvous.from_environment(timeout=timeout)
         if device is None:
             device = int(os.environ.get("LOCAL_RANK", meeting.rank)) % device_count()
-        return cls._start(meeting.rank, meeting.size, device, meeting.exchange, timeout, keep=meeting)
+
+        def exchange(payload: bytes) -> list[bytes]:
+            return meeting.exchange({meeting.rank: payload})
+
+        return cls._start(meeting.rank, meeting.size, device, exchange, timeout, keep=meeting)
 
     @classmethod
     def init_all(cls, devices: int | Sequence[int] | None = None, *, timeout: float = 120.0) -> NcclTransport:
@@ -254,7 +258,7 @@ class NcclTransport(Transport):
         """Kernels that wait for a peer end, also those on a communicator that the caller handed in."""
         self._end(self._bindings.comm_abort)
         if isinstance(self._keep, Rendezvous):
-            self._keep.close()  # peers that wait in an exchange hear of it at once
+            self._keep.abort(self.broken or "")  # peers that wait in an exchange hear of it at once
 
     def _part(self) -> None:
         if self._owned:
