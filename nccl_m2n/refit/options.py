@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from nccl_m2n.checks import byte_count, choice, made_by, plain_text, several
 from nccl_m2n.dtypes import Cast, Casts
 from nccl_m2n.planning import Topology
-from nccl_m2n.planning.plan import PlanOptions
+from nccl_m2n.planning.options import PlanOptions
 
 MISSING = ("error", "skip")
 

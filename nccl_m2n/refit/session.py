@@ -15,7 +15,7 @@ from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, PlanOptions
+from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
 from nccl_m2n.refit.deliver import Loader
 from nccl_m2n.refit.join import first_of, join_sides

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
 
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.staging import Staging
-from nccl_m2n.planning import Plan, Transfer, plan
+from nccl_m2n.planning import Plan, Transfer
 from nccl_m2n.refit.broadcast import Broadcast, bind_views, fill_buckets
 from nccl_m2n.refit.join import Joined
 from nccl_m2n.refit.report import report_of
@@ -31,7 +30,7 @@ class Subset:
         matched, options = joined.matched, joined.options
 
         def planned(transfers: list[Transfer]) -> Plan:
-            return plan(transfers, joined.topology, **asdict(options.plan))
+            return Plan.of(transfers, joined.topology, options.plan)
 
         sharded, whole = ([t for t in every if t.name in names] for every in (matched.sharded, matched.whole))
         self.plan = planned(sharded)

@@ -12,7 +12,7 @@ from nccl_m2n.execution.given import SIDES
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout.layout import MAX_NDIM
 from nccl_m2n.planning import Plan
-from nccl_m2n.planning.places import CellsOfRank, cells_of_rank
+from nccl_m2n.planning.rank_cells import CellsOfRank, cells_of_rank
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import Ints, Table
 
@@ -97,6 +97,6 @@ def _sum_tensor(
     whole = bits(view, layout.local_shape(rank), types if side == "source" else types[1:])
     own = slice(MAX_NDIM - layout.ndim, None)  # the dimensions that the tensor has
     for row in rows.tolist():
-        at, extent = cells.place["offset"][row][own], cells.place["extent"][row][own]
+        at, extent = cells.local["offset"][row][own], cells.local["extent"][row][own]
         box = tuple(slice(a, a + n) for a, n in zip(at.tolist(), extent.tolist(), strict=True))
         sums["sum"][row] = checksum(whole[box], cells.start[row][own].tolist(), layout.shape)

@@ -51,9 +51,9 @@ class Tensor:
         return local is not None and not (self.left_out and 0 in local)
 
 
-def draw_dtypes(rng: Random, casts: bool = True) -> tuple[str, str]:
-    """Element types of both sides."""
-    if casts and rng.random() < 0.2:
+def draw_dtypes(rng: Random, casts: float = 0.2) -> tuple[str, str]:
+    """Element types of both sides, in so many cases two."""
+    if rng.random() < casts:
         return rng.choice(FLOATS), rng.choice(FLOATS)
     return (rng.choice(PLAIN),) * 2
 

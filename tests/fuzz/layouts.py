@@ -105,6 +105,8 @@ def draw_sides(rng: Random, shape: Shape, ranks: int, *, meshes_only: bool = Fal
         first, second = order[:at], order[at:]
     else:
         first, second = (rng.sample(order, rng.randint(1, ranks)) for _ in range(2))
+    if rng.random() < 0.15:  # one rank alone on a side
+        first, second = rng.choice(((first[:1], second), (first, second[:1])))
     return draw_layout(rng, shape, first, meshes_only), draw_layout(rng, shape, second, meshes_only)
 
 

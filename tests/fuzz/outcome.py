@@ -34,8 +34,8 @@ def refused(world: World, call: Callable[[], Any], what: str) -> list[str]:
     except M2nError as error:
         said = [type(error).__name__, str(error)]
     except Exception:
-        return [f"{what}: expected an M2nError, got {traceback.format_exc()}"]
-    every = world.gather(said)
-    if said is None:
-        return [f"{what}: accepted"]
+        said = ["expected an M2nError", traceback.format_exc()]
+    every = world.gather(said, what)
+    if said is None or said[0] == "expected an M2nError":
+        return [f"{what}: {'accepted' if said is None else said}"]
     return [] if all(other == said for other in every) else [f"{what}: told different things: {every}"]

@@ -15,11 +15,20 @@ from random import Random
 
 from tests.fuzz.bind_case import bind_case, twins_case
 from tests.fuzz.outcome import Outcome
+from tests.fuzz.refit_case import refit_case
+from tests.fuzz.refusal_case import refusal_case
+from tests.fuzz.reshard_case import reshard_case
 from tests.fuzz.world import TRANSPORTS, World, find_transport, make_transport
 
 Case = Callable[[World, Random, str, Collection[int] | None], Outcome]
 
-KINDS: dict[str, tuple[int, Case]] = {"bind": (6, bind_case), "twins": (2, twins_case)}  # how often, what
+KINDS: dict[str, tuple[int, Case]] = {  # how often, what
+    "bind": (6, bind_case),
+    "twins": (2, twins_case),
+    "reshard": (4, reshard_case),
+    "refit": (4, refit_case),
+    "refusal": (1, refusal_case),
+}
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -99,8 +108,8 @@ def report(world: World, options: argparse.Namespace, number: int, wrong: Sequen
     again = f"python -m tests.fuzz --seed {options.seed} --ranks {world.size} --case {number}{kinds}"
     alone = _smallest(world, options, number, wrong) if world.kind == "local" else None
     print(f"WRONG: {again}" + (f" --tensors {alone}" if alone else f"  # {world.kind}"))
-    for what in wrong[:3]:
-        print("  " + what[:3000].replace("\n", "\n  "), flush=True)
+    for what in list(dict.fromkeys(wrong))[:6]:
+        print("  " + what[:2000].replace("\n", "\n  "), flush=True)
 
 
 def _smallest(world: World, options: argparse.Namespace, number: int, wrong: Sequence[str]) -> str | None:

@@ -15,6 +15,7 @@ from nccl_m2n.transport.base import Transport
 from tests.fuzz.memory import Arena
 
 TRANSPORTS = ("local", "mpi", "socket", "nccl")
+END = "the end of a case"
 
 
 def find_transport() -> str:
@@ -81,8 +82,21 @@ class World:
         """One thing a rank: this process's, or the mapping where it drives several ranks."""
         return by_rank.get(self.ranks[0]) if self.one else by_rank
 
-    def gather(self, said: Any) -> list[Any]:
-        """What every process says, the same list on each of them. Collective."""
+    def gather(self, said: Any, purpose: str = END) -> list[Any]:
+        """What every process says, the same list on each of them. Collective.
+
+        A process that went wrong waits at the end of its case, where the others come once they have heard of it.
+        """
+        while True:
+            every = self._gather([purpose, said])
+            if all(other == purpose for other, _ in every):
+                return [said for _, said in every]
+            if purpose != END:
+                raise RuntimeError(
+                    f"expected every process at {purpose!r}, got {[other for other, _ in every]}"
+                )
+
+    def _gather(self, said: Any) -> list[Any]:
         if len(self.ranks) == self.size:
             return [said]
         if self.kind == "mpi":
