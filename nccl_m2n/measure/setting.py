@@ -18,7 +18,7 @@ from nccl_m2n.measure.data import TensorStack, by_name, count_wrong, fill, spoil
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Transport
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.typing import Array, Json, Library, Stream
+from nccl_m2n.typing import Array, Json, JsonObject, Library, Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.transport.nccl import NcclTransport
