@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from nccl_m2n.planning.transfer import Transfer
 
 if TYPE_CHECKING:
     from nccl_m2n.execution.bound import Bound
+    from nccl_m2n.execution.given import GivenArrays
     from nccl_m2n.execution.staging import Staging
     from nccl_m2n.transport.base import Transport
 
@@ -122,8 +123,8 @@ class Plan:
     def bind(
         self,
         transport: Transport,
-        sources: Mapping[str, Any],
-        destinations: Mapping[str, Any],
+        sources: GivenArrays,
+        destinations: GivenArrays,
         staging: Staging | None = None,
     ) -> Bound:
         """Bind the plan to arrays, see `nccl_m2n.execution.bind`. Collective over the transport."""
