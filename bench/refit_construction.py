@@ -60,8 +60,8 @@ class Recorder(LocalTransport):
         super().__init__(ranks)
         self.said: list[list[bytes]] = []
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        self.said.append(super().exchange(messages))
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
+        self.said.append(super()._gather(messages, deadline))
         return self.said[-1]
 
 
@@ -73,7 +73,7 @@ class Playback(LocalTransport):
         self.local_ranks = (rank,)
         self._said = iter(said)
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         (mine,) = messages.values()
         replies = next(self._said, None)
         if replies is None:

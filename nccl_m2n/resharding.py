@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_m2n.checks import made_by, several, whole_number
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.errors import LayoutError, PlanError
+from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
 from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
@@ -21,6 +21,7 @@ from nccl_m2n.layout.layout import as_shape
 from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
 from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
+from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
@@ -250,8 +251,7 @@ def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topol
     told = [side.look(transport, rank, wanted) for side in sides]
     layouts, shapes, dtypes, places = zip(*told, strict=True)
     every = tuple(s for some in shapes for s in some) if wanted is None else (wanted,)
-    made_by(topology, Topology, "topology", error=PlanError, hint="write Topology(domains)")
-    return _Look(layouts, every, dtypes, topology, places)
+    return _Look(layouts, every, dtypes, as_topology(topology), places)
 
 
 def _only(what: str, values: Sequence[Any]) -> Any:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models import Manifest
-from nccl_m2n.models.catalogue import SHIPPED
+from nccl_m2n.models.catalogue import MODELS
 from nccl_m2n.models.checkpoint import Checkpoint, find_in_directory
-from nccl_m2n.models.find import PACKAGES, installed_checkpoint
+from nccl_m2n.models.config import Config
+from nccl_m2n.models.find import PACKAGES, holds_tensors, installed_checkpoint
+from nccl_m2n.models.reading import exists
 from nccl_m2n.sharding import Rule, load_rules, rules_for
-from nccl_m2n.typing import ReadJson
 
 _FIRST_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of a parameter's name: its layer
 
@@ -47,14 +48,14 @@ def find_model(arguments: argparse.Namespace, data: bool) -> Model:
     checkpoint = None
     if path is None:
         manifest = _named(arguments.model)
-    elif path.name.endswith((".safetensors", ".index.json")):
+    elif holds_tensors(path):
         checkpoint = Checkpoint.open(path)
         manifest = checkpoint.manifest
     else:
         manifest = Manifest.from_config(path)
     if not manifest:
         raise CommandError(f"{arguments.model} holds no tensors")
-    if checkpoint is not None and not Path(arguments.model).exists():
+    if checkpoint is not None and not exists(arguments.model):
         manifest = Manifest(
             manifest, arguments.model, manifest.config
         )  # known by its name, not by its file's
@@ -66,7 +67,7 @@ def find_model(arguments: argparse.Namespace, data: bool) -> Model:
 
 def _path_of(text: str, data: bool) -> Path | None:
     path = Path(text)
-    if not path.exists():
+    if not exists(path):
         try:
             found = installed_checkpoint(text)
         except CommandError:
@@ -76,14 +77,14 @@ def _path_of(text: str, data: bool) -> Path | None:
         if found is None and (path.suffix in (".safetensors", ".json") or path.is_absolute()):
             raise CommandError(f"there is no file {text}")
         return found
-    return find_in_directory(path) if path.is_dir() else path
+    return find_in_directory(path, weights=data) if path.is_dir() else path
 
 
 def _named(text: str) -> Manifest:
     try:
         return Manifest.named(text)
     except CommandError:
-        known = ", ".join(dict.fromkeys([*SHIPPED, *PACKAGES]))
+        known = ", ".join(dict.fromkeys([*MODELS, *PACKAGES]))
         raise CommandError(
             f"there is no file, folder or shipped model named {text!r}; shipped are {known}; for another "
             "give the path of its .safetensors file or config.json"
@@ -101,9 +102,9 @@ def first_layers(manifest: Manifest, layers: int, described: bool) -> Manifest:
     Raises:
         CommandError: If the model has fewer layers.
     """
-    config: ReadJson = manifest.config or {}
+    config = manifest.config or {}
     numbers = {name: _layer(name) for name in manifest}
-    has = int(config.get("num_hidden_layers") or max(numbers.values()) + 1)
+    has = Config(config, manifest.label).number("num_hidden_layers", max(numbers.values()) + 1)
     if layers > has:
         raise CommandError(f"--layers {layers}: {manifest.label} has {has} layers")
     fewer = {**config, "num_hidden_layers": layers}

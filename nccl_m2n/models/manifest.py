@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nccl_m2n.dtypes import dtype_name, item_size
-from nccl_m2n.errors import CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +49,9 @@ class Manifest(Mapping[str, TensorInfo]):
 
     def __init__(
         self,
-        tensors: Mapping[str, TensorInfo | tuple[tuple[int, ...], Any]],
+        tensors: Mapping[str, TensorInfo | tuple[tuple[int, ...], object]],
         label: str = "",
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> None:
         self._tensors = {
             name: info if isinstance(info, TensorInfo) else TensorInfo(tuple(info[0]), dtype_name(info[1]))
@@ -64,73 +61,32 @@ class Manifest(Mapping[str, TensorInfo]):
         self.config = config
 
     @classmethod
-    def load(cls, source: str | Path, **options: Any) -> Manifest:
-        """The manifest of whatever is meant: a shipped model's name or a path.
+    def load(cls, source: str | Path, **options: object) -> Manifest:
+        """The manifest of a name or a path; see :func:`nccl_m2n.models.find.load`."""
+        from nccl_m2n.models import find
 
-        A path is a ``.safetensors`` file, an index, a ``config.json``, or a directory that holds one of
-        them (its checkpoint, or else its configuration).
-
-        Args:
-            source: A name or a path.
-            **options: Passed to :meth:`from_config` where a configuration decides (``fp8=``, ``mtp=``, …).
-
-        Raises:
-            CommandError: If there is no such model or file, or the file is damaged.
-        """
-        from nccl_m2n.models import checkpoint
-
-        path = Path(source)
-        if not path.exists():
-            return cls.named(str(source), **options)
-        if path.is_dir():
-            path = checkpoint.find_in_directory(path)
-        if path.name.endswith(".safetensors") or path.name.endswith(".index.json"):
-            return checkpoint.Checkpoint.open(path).manifest
-        return cls.from_config(path, **options)
+        return find.load(source, **options)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Manifest:
         """The manifest of a ``.safetensors`` file or of a sharded checkpoint's ``.index.json``."""
-        from nccl_m2n.models import checkpoint
+        from nccl_m2n.models import find
 
-        return checkpoint.Checkpoint.open(Path(path)).manifest
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str | Path, **options: Any) -> Manifest:
-        """The manifest that a Hugging Face configuration (a mapping or a ``config.json``) describes.
-
-        Args:
-            config: The configuration; its ``model_type`` chooses the family.
-            **options: ``dtype="bfloat16"``; ``fp8=True`` for block-scaled weights and ``mtp=False`` to leave
-                the multi-token prediction layers out (DeepSeek family); ``mxfp4=True`` (GPT-OSS).
-
-        Raises:
-            CommandError: If the family is unknown or the configuration lacks a key.
-        """
-        from nccl_m2n.models import known
-
-        label = "config"
-        if not isinstance(config, Mapping):
-            label = str(config)
-            try:
-                config = json.loads(Path(config).read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise CommandError(f"cannot read the configuration {label}: {error}") from None
-            if not isinstance(config, Mapping):
-                raise CommandError(f"{label} is not a model's configuration: it is not a JSON object")
-        return cls(known.describe(config, label, **options), label, config)
+        return find.from_file(path)
 
     @classmethod
-    def named(cls, name: str, **options: Any) -> Manifest:
-        """The manifest of a shipped model, such as ``"Llama-3.1-8B"`` (case and ``-``/``_`` do not matter).
+    def from_config(cls, config: Mapping[str, object] | str | Path, **options: object) -> Manifest:
+        """The manifest that a configuration describes; see :func:`nccl_m2n.models.find.from_config`."""
+        from nccl_m2n.models import find
 
-        Raises:
-            CommandError: If no such model is shipped; the message lists the ones that are.
-        """
-        from nccl_m2n.models import known
+        return find.from_config(config, **options)
 
-        label, config = known.shipped(name)
-        return cls(known.describe(config, label, **options), label, config)
+    @classmethod
+    def named(cls, name: str, **options: object) -> Manifest:
+        """The manifest of a model of the catalogue; see :func:`nccl_m2n.models.find.named`."""
+        from nccl_m2n.models import find
+
+        return find.named(name, **options)
 
     @property
     def nbytes(self) -> int:

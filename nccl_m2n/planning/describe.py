@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from nccl_m2n.checks import plain_text
 from nccl_m2n.errors import LayoutError, PlanError
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.layout.pieces import PieceLayout
@@ -123,6 +124,7 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
     Raises:
         PlanError: If the text is no such plan.
     """
+    plain_text(text, "a plan's JSON", error=PlanError)
     try:
         data = json.loads(text)
         layouts = [read_layout(a) for a in data["layouts"]]
@@ -130,8 +132,11 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
             Transfer(layouts[s], layouts[d], dtype, name, other)
             for name, s, d, dtype, other in zip(*data["transfers"], strict=True)
         ]
-        return transfers, Topology(data["domains"]), data["options"], data["digest"]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        options = {name: data["options"][name] for name in ("method", "chunk_bytes", "staging_bytes")}
+        return transfers, Topology(data["domains"]), options, plain_text(data["digest"], "a digest")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, LayoutError | PlanError):
             raise
-        raise PlanError(f"expected the JSON text of a plan, got {text[:60]!r}…: {error!r}") from None
+        raise PlanError(
+            f"expected the JSON text of a plan, got {text[:60]!r}…; Plan.to_json writes it"
+        ) from error

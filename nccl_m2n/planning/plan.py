@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nccl_m2n.checks import byte_count, choice, made_by, rank_number, several
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import describe
@@ -22,7 +23,7 @@ from nccl_m2n.planning.program import Program, make_program
 from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.table import plan_table
-from nccl_m2n.planning.topology import Topology
+from nccl_m2n.planning.topology import Topology, as_topology
 from nccl_m2n.planning.traffic import Traffic, count_traffic
 from nccl_m2n.planning.transfer import Transfer
 
@@ -43,6 +44,12 @@ class PlanOptions:
     method: str = "reshard"
     chunk_bytes: int | None = None
     staging_bytes: int = DEFAULT_STAGING_BYTES
+
+    def __post_init__(self) -> None:
+        choice(self.method, "method", tuple(METHODS))
+        if self.chunk_bytes is not None:
+            object.__setattr__(self, "chunk_bytes", byte_count(self.chunk_bytes, "chunk_bytes"))
+        object.__setattr__(self, "staging_bytes", byte_count(self.staging_bytes, "staging_bytes"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -118,6 +125,7 @@ class Plan:
 
     def program(self, rank: int) -> Program:
         """What `rank` does, round by round; nothing for a rank that is in no layout."""
+        rank = rank_number(rank, error=PlanError)
         return make_program(self.bundles, self.routes, self.chunk_rounds, self.depth, rank)
 
     def bind(
@@ -198,15 +206,14 @@ def plan(
         >>> made.traffic().network_bytes
         1048576
     """
-    items = (transfers,) if isinstance(transfers, Transfer) else tuple(transfers)
+    items = (transfers,) if isinstance(transfers, Transfer) else _transfers(transfers)
     options = PlanOptions(method, chunk_bytes, staging_bytes)
-    _check_options(items, options)
     bundles = make_bundles(items)
     ranks = {r for t in bundles.templates for side in (t.source, t.destination) for r in side.ranks}
-    domains = Topology.single(sorted(ranks) or [0]) if topology is None else topology
+    domains = Topology.single(sorted(ranks) or [0]) if topology is None else as_topology(topology)
     domains.require(ranks)
     routes = METHODS[method](bundles, domains)
-    rounds = schedule(routes, max(ranks, default=0) + 1, chunk_bytes, staging_bytes)
+    rounds = schedule(routes, max(ranks, default=0) + 1, options.chunk_bytes, options.staging_bytes)
     return Plan(items, domains, options, bundles, routes, rounds)
 
 
@@ -218,15 +225,9 @@ def cached_plan(
     return plan(transfers, topology, chunk_bytes=chunk_bytes, staging_bytes=staging_bytes)
 
 
-def _check_options(transfers: Sequence[Any], options: PlanOptions) -> None:
-    for item in transfers:
-        if not isinstance(item, Transfer):
-            raise PlanError(
-                f"expected Transfer objects, got {item!r}; make one with Transfer(source, destination, …)"
-            )
-    if options.method not in METHODS:
-        raise PlanError(f"expected a method out of {', '.join(METHODS)}, got {options.method!r}")
-    for name in ("chunk_bytes", "staging_bytes"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise PlanError(f"expected {name} of 1 or more, got {value}")
+def _transfers(given: Any) -> tuple[Transfer, ...]:
+    hint = "make them with Transfer(source, destination, …)"
+    return tuple(
+        made_by(t, Transfer, "each transfer", error=PlanError, hint=hint)
+        for t in several(given, "transfers", error=PlanError, hint=hint)
+    )

@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.checks import made_by
+from nccl_m2n.errors import PlanError
 from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rounds import chunks_in_round
@@ -43,7 +45,10 @@ def simulate(plan: Plan, links: Links | None = None) -> Timeline:
         >>> f"{timeline.seconds:.3f} s, of which {timeline.wire_seconds:.3f} s for the bytes"
         '0.135 s, of which 0.134 s for the bytes'
     """
-    speeds = links or Links()
+    made_by(plan, Plan, "the plan", error=PlanError, hint="make one with plan(transfers, topology)")
+    speeds = (
+        Links() if links is None else made_by(links, Links, "links", error=PlanError, hint="write Links(…)")
+    )
     local = _local_bytes(plan) / (speeds.pack_gbytes * GB)
     if not plan.rounds:
         return Timeline(plan, speeds, np.zeros((0, plan.world)), local, np.zeros((4, plan.world)))

@@ -39,8 +39,8 @@ def test_unknown_model_lists_the_known_ones() -> None:
 
 
 def test_unknown_family_and_missing_key_are_named() -> None:
-    with pytest.raises(CommandError, match=r"model_type 'mamba'.*known are llama"):
-        Manifest.from_config({"model_type": "mamba"})
+    with pytest.raises(CommandError, match=r"model_type 'qwen22'.*closest are qwen2.*known are also"):
+        Manifest.from_config({"model_type": "qwen22"})
     with pytest.raises(CommandError, match="lacks the key 'hidden_size'"):
         Manifest.from_config({"model_type": "llama", "vocab_size": 8})
     with pytest.raises(CommandError, match=r"fp8: no such option .* family llama"):
@@ -148,9 +148,10 @@ def test_an_index_joins_its_files(tmp_path: Path) -> None:
         (b"abc", "no safetensors file: it has 3 bytes"),
         (b"\x89HDF\r\n\x1a\n" + bytes(64), "no safetensors file: its first 8 bytes give a header of"),
         ((99).to_bytes(8, "little") + b"{}", "truncated: its header takes 107 bytes, the file has 10"),
-        ((2).to_bytes(8, "little") + b"{x", "header is not JSON"),
+        ((2).to_bytes(8, "little") + b"{x", "header cannot be read: it is not JSON"),
         ((2).to_bytes(8, "little") + b"[]", "not a JSON object"),
         ((9).to_bytes(8, "little") + b'{"a": {}}', "entry of a lacks dtype"),
+        ((12).to_bytes(8, "little") + b'{"a": "\\0b"}', "it is not JSON"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, data: bytes, message: str) -> None:

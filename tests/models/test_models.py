@@ -8,7 +8,7 @@ import re
 import pytest
 
 from nccl_m2n.models import Manifest
-from nccl_m2n.models.catalogue import SHIPPED
+from nccl_m2n.models.catalogue import MODELS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -47,14 +47,14 @@ def expand(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {f"{at}.experts.{e}.{part}.weight": s for e in range(experts) for part, s in parts.items()}
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", MODELS)
 def test_shipped_models_are_what_transformers_builds(name: str) -> None:
     manifest = Manifest.named(name)
     ours = {key: info.shape for key, info in manifest.items()}
-    layers = SHIPPED[name]["num_hidden_layers"]
+    layers = MODELS[name]["num_hidden_layers"]
     # transformers builds no prediction layers; the published checkpoints have them behind the others.
     ours = {key: shape for key, shape in ours.items() if not key.startswith(f"model.layers.{layers}.")}
-    assert ours == reference(SHIPPED[name])
+    assert ours == reference(MODELS[name])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_shipped_models_are_what_transformers_builds(name: str) -> None:
     ],
 )
 def test_the_variants_of_a_family(base: str, changes: dict[str, object]) -> None:
-    config = SHIPPED[base] | changes | {"num_hidden_layers": 4, "num_nextn_predict_layers": 0}
+    config = MODELS[base] | changes | {"num_hidden_layers": 4, "num_nextn_predict_layers": 0}
     assert {k: i.shape for k, i in Manifest.from_config(config).items()} == reference(config)
 
 

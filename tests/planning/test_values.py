@@ -170,9 +170,9 @@ def test_another_process_makes_the_same_plans() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"expected the JSON text of a plan, got ''"),
+        ("", r"expected a text as a plan's JSON, got ''"),
         ("[]", r"expected the JSON text of a plan, got '\[\]'"),
-        ("{}", r"expected the JSON text of a plan, got '\{\}'.*layouts"),
+        ("{}", r"expected the JSON text of a plan, got '\{\}'.*to_json writes it"),
         ('{"layouts": [], "transfers": [["a", 0, 0, "int8", "int8"]]}', r"expected the JSON text of a plan"),
     ],
 )

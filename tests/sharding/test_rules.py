@@ -14,7 +14,7 @@ import pytest
 from nccl_m2n import Layout, Mesh, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models import Manifest
-from nccl_m2n.models.catalogue import SHIPPED
+from nccl_m2n.models.catalogue import MODELS
 from nccl_m2n.sharding import Parallelism, Rule, layouts, load_rules, rules_for
 from nccl_m2n.sharding.experts import Home
 from nccl_m2n.sharding.scales import scale_layout
@@ -181,7 +181,7 @@ def test_bert_and_odd_tensors() -> None:
     assert placed["pooler.dense.weight"].ranks == (2, 3)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", MODELS)
 def test_every_shipped_model_has_rules_for_every_name(name: str) -> None:
     manifest = Manifest.named(name)
     placed = layouts(manifest, Parallelism(tp=2, pp=2, dp=2, ep=2))

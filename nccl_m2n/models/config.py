@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's configuration read key by key: nested parts, other spellings, and errors that name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccl_m2n.dtypes import dtype_name
+from nccl_m2n.errors import CommandError, LayoutError
+from nccl_m2n.models.reading import whole
+
+_TEXT = ("text_config", "llm_config", "language_config")  # the language part of a configuration of several
+_SPELLINGS = {  # a key -> how else configurations spell it
+    "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "hidden_dim"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads",),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "max_position_embeddings": ("n_positions",),
+}
+
+
+class Config:
+    """What a configuration says, its language part first, then what stands around it.
+
+    Args:
+        values: The configuration.
+        label: What it is called in messages.
+        options: The caller's options beside it.
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], label: str = "config", options: Mapping[str, object] | None = None
+    ) -> None:
+        self._outer = values
+        parts = (values.get(key) for key in _TEXT)
+        self._inner: Mapping[str, object] = next((p for p in parts if isinstance(p, Mapping) and p), {})
+        self.label = label
+        self._options = dict(options or {})
+
+    @property
+    def family(self) -> str | None:
+        """The ``model_type``; None where there is none.
+
+        Raises:
+            CommandError: If it is no text.
+        """
+        family = self._outer.get("model_type")
+        if family is not None and not isinstance(family, str):
+            raise CommandError(f"{self.label} has {family!r:.80} for 'model_type', not a name")
+        return family
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the weights: as asked, as stated, or bfloat16."""
+        stated = self.get("torch_dtype") or self.get("dtype") or "bfloat16"
+        wanted = self._options.get("dtype", stated)
+        if isinstance(wanted, list | dict | int | float):
+            raise CommandError(f"{self.label} has {wanted!r:.80} for 'dtype', not an element type")
+        try:
+            return dtype_name(wanted)
+        except LayoutError as error:
+            raise CommandError(f"{self.label}: {error}") from None
+
+    def get(self, key: str, default: object = None) -> object:
+        """What a key says, whatever it is; `default` where it is absent or null."""
+        for name in (key, *_SPELLINGS.get(key, ())):
+            for values in (self._inner, self._outer):
+                if values.get(name) is not None:
+                    return values[name]
+        return default
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def __getitem__(self, key: str) -> int:
+        """A number that must be there, 1 or more.
+
+        Raises:
+            CommandError: If it is absent or no such number.
+        """
+        value = self.number(key)
+        if value < 1:
+            raise CommandError(f"{self.label} has {value!r} for {key!r}, expected 1 or more")
+        return value
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A number of 0 or more; `default` where it is absent.
+
+        Raises:
+            CommandError: If it is absent and has no default, or is no such number.
+        """
+        value = self.get(key, default)
+        if value is None:
+            raise CommandError(f"{self.label} lacks the key {key!r}")
+        if not whole(value):
+            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, not a number")
+        assert isinstance(value, int)  # for type checkers
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """A switch."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected true or false")
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of words; empty where it is absent."""
+        value = self.get(key, ())
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected a list of words")
+        return tuple(value)
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """A list of numbers; empty where it is absent."""
+        value = self.get(key, ())
+        if not isinstance(value, list | tuple) or not all(map(whole, value)):
+            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected a list of numbers")
+        return tuple(value)
+
+    def part(self, key: str) -> Config:
+        """A nested configuration, such as ``"vision_config"``.
+
+        Raises:
+            CommandError: If there is none.
+        """
+        value = self._outer.get(key)
+        if not isinstance(value, Mapping):
+            raise CommandError(f"{self.label} lacks the part {key!r}")
+        return Config(value, f"{self.label}, {key}", {"dtype": self.dtype})
+
+    def option(self, key: str, default: bool) -> bool:
+        """One of the caller's switches, taken off the list of those not yet understood."""
+        return bool(self._options.pop(key, default))
+
+    def refuse_leftovers(self) -> None:
+        """Raise if the caller gave an option that the family does not know."""
+        left = [key for key in self._options if key != "dtype"]
+        if left:
+            raise CommandError(f"{', '.join(left)}: no such option for a manifest of family {self.family}")
+
+    @property
+    def heads(self) -> int:
+        """Query heads."""
+        return self["num_attention_heads"]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads: as many as query heads where nothing is said."""
+        said = "num_key_value_heads" in self
+        return self["num_key_value_heads" if said else "num_attention_heads"]
+
+    @property
+    def head_dim(self) -> int:
+        """Rows of one head."""
+        return self["head_dim"] if "head_dim" in self else self["hidden_size"] // self.heads
