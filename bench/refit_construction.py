@@ -146,7 +146,7 @@ def measure(
     refit = Refit(transport, *own, topology)
     seconds = time.process_time() - start
     mebibytes = (resident_bytes(peak=True) - before) / 2**20
-    blocks = len(refit.plan.program(rank).blocks)
+    blocks = len(refit.plan.program(rank).chunks)
     return len(manifest), len(own[0] + own[1]), seconds, mebibytes, blocks
 
 

@@ -20,7 +20,8 @@ from nccl_m2n.layout import Layout, Mesh
 from nccl_m2n.layout.layout import as_shape
 from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
 from nccl_m2n.planning import Plan, Topology, Transfer
-from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
+from nccl_m2n.planning.options import PlanOptions
+from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
@@ -234,7 +235,7 @@ class _Call:
         source, destination = (side.layout(tuple(shape)) for side in self._sides)
         transfer = Transfer(source, destination, first, NAME, names[1] or first)
         topology = next(iter(self._looks.values())).topology
-        return cached_plan((transfer,), topology, None, DEFAULT_STAGING_BYTES)
+        return cached_plan((transfer,), topology, PlanOptions())
 
     def _arrays(self, side: int) -> dict[str, Any]:
         views = {

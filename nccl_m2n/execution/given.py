@@ -28,9 +28,7 @@ from nccl_m2n.typing import Array, Table
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
 
-GivenArrays: TypeAlias = Mapping[
-    Any, Array
-]  # by tensor's name, by name and then rank, or by rank and then name
+GivenArrays: TypeAlias = Mapping[Any, Array]  # by name, by name and then rank, or by rank and then name
 SIDES = ("source", "destination")
 
 

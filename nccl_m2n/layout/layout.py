@@ -16,11 +16,11 @@ import numpy.typing as npt
 from nccl_m2n.checks import made_by, rank_number, several, whole_numbers
 from nccl_m2n.errors import LayoutError, M2nError
 from nccl_m2n.layout.box import Box, Piece
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, grid_partition
 from nccl_m2n.layout.placement import Placement, Shard, StridedShard, as_placement
 from nccl_m2n.layout.split import Split, split_dimension
+from nccl_m2n.typing import Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.layout.pieces import PieceLayout

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from nccl_m2n.checks import MAX_RANKS, plain_text, rank_number, several, whole_number, whole_numbers
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.text import short_ranks
+from nccl_m2n.typing import Ints
 
 IN_A_ROW = "nccl.m2n's Mesh(dims, start_rank) is Mesh.arange(dims, start=start_rank) here"
 

@@ -12,10 +12,10 @@ import numpy as np
 from nccl_m2n.checks import rank_number, several, table_of
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout.box import Box, Piece
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.layout.layout import Layout, as_shape, shape_text
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, box_partition
+from nccl_m2n.typing import Ints
 
 
 class PieceLayout(Layout):

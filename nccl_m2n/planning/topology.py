@@ -13,7 +13,7 @@ import numpy as np
 
 from nccl_m2n.checks import MAX_RANKS, made_by, rank_number, several, whole_number, whole_numbers
 from nccl_m2n.errors import PlanError
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, init=False)
