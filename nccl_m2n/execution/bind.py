@@ -20,7 +20,7 @@ from nccl_m2n.execution.memory import gpu_of
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
-from nccl_m2n.transport.agree import attempt, raise_together
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import Array, Ints, JsonObject
 
@@ -77,21 +77,19 @@ def bind(
 
     def share(rank: int) -> None:
         _check_world(plan, transport)
-        tasks[rank], views = _task(
-            plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank)
-        )
+        task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
+        refuse_overlaps(plan.transfers, {rank: task})
+        tasks[rank] = task
         owners.extend(views)
-        refuse_overlaps(plan.transfers, {rank: tasks[rank]})
         if len(tasks) == len(ranks):  # all of this process's
             if len(ranks) > 1:
                 refuse_overlaps(plan.transfers, tasks)
             executors.append(_executor(transport, tasks, kinds, staging))
 
-    failures: dict[int, Exception] = {}
-    for rank in ranks:
-        attempt(partial(share, rank), failures, rank)
     try:
-        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
+        together(
+            transport, "bind", share, facts=lambda _: {"the plan": plan.digest}, details=partial(_facts, plan)
+        )
     except Exception:
         for executor in executors:
             executor.close()
