@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nccl_m2n.checks import made_by, several, whole_number
+from nccl_m2n.checks import made_by, several
 from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
 from nccl_m2n.errors import LayoutError, TransportError
 from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.given import by_rank
 from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
@@ -126,7 +127,7 @@ class _Side:
             raise LayoutError(
                 f"expected {mesh.ndim} {self.name} placements, one for each axis of {mesh!r}, got {list(placements)}"
             )
-        array = self._array(transport, rank)
+        array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
         view = None if array is None else replace(view_array(array), owner=None)
         local = [] if view is None else [view.shape]
         local += [] if self.local_shape is None else [as_shape(self.local_shape)]
@@ -134,22 +135,6 @@ class _Side:
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
         return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
-
-    def _array(self, transport: Transport, rank: int) -> Any:
-        """The array that `rank` was given."""
-        if isinstance(self.given, Mapping):
-            for other in self.given:
-                if whole_number(other, f"a rank with a {self.name} array") not in transport.local_ranks:
-                    raise LayoutError(
-                        f"expected {self.name} arrays of the ranks that this process drives, got one of rank {other}"
-                    )
-            return self.given.get(rank)
-        if self.given is not None and len(transport.local_ranks) > 1:
-            raise LayoutError(
-                f"expected a mapping from rank to {self.name} array, for this process drives several ranks, got "
-                f"{type(self.given).__name__}"
-            )
-        return self.given
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """The side's layout, once the global shape is known."""
@@ -256,13 +241,9 @@ class _Call:
                 f"pass dst_dtype={destination!r} if that is meant"
             )
 
-    def _arrays(self, side: int) -> dict[str, Any]:
-        views = {
-            rank: look.places[side] for rank, look in self._looks.items() if look.places[side] is not None
-        }
-        if len(self._transport.local_ranks) == 1:
-            return dict.fromkeys([NAME][: len(views)], next(iter(views.values()), None))
-        return {NAME: views} if views else {}
+    def _arrays(self, side: int) -> dict[str, dict[int, ArrayView]]:
+        views = {rank: look.places[side] for rank, look in self._looks.items()}
+        return {NAME: {rank: view for rank, view in views.items() if view is not None}}
 
 
 def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:
