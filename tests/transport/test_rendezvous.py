@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -22,9 +23,13 @@ Result = TypeVar("Result")
 
 
 def free_port() -> int:
-    """A port of which the next ones are most likely free too."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of which the next ones are free too, below those that systems give to connections."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for i in range(1, 10):
+                stack.enter_context(socket.create_server(("127.0.0.1", port + i)))
+            return port
 
 
 def meet(
