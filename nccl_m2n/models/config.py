@@ -65,6 +65,14 @@ class Config:
 
     def get(self, key: str, default: object = None) -> object:
         """What a key says, whatever it is; `default` where it is absent or null."""
+        part, dot, inner = key.partition(".")
+        if dot:
+            found = self._outer.get(part)
+            return (
+                Config(found, f"{self.label}, {part}").get(inner, default)
+                if isinstance(found, Mapping)
+                else default
+            )
         for name in (key, *_SPELLINGS.get(key, ())):
             for values in (self._inner, self._outer):
                 if values.get(name) is not None:
@@ -156,3 +164,26 @@ class Config:
     def head_dim(self) -> int:
         """Rows of one head."""
         return self["head_dim"] if "head_dim" in self else self["hidden_size"] // self.heads
+
+    def size(self, text: int | str) -> int:
+        """A number of elements: a number, a key, or a product of them such as ``"num_key_value_heads * head_dim"``.
+
+        Raises:
+            CommandError: If a key is missing.
+        """
+        if isinstance(text, int):
+            return text
+        total = 1
+        for factor in (part.strip() for part in text.split("*")):
+            total *= int(factor) if factor.isdecimal() else self._named(factor)
+        return total
+
+    def _named(self, key: str) -> int:
+        derived = {"num_key_value_heads": "kv_heads", "head_dim": "head_dim"}.get(key)
+        try:
+            return int(getattr(self, derived)) if derived else self[key]
+        except CommandError as error:
+            raise CommandError(
+                f"{error}, which says how the tensor may be cut; put the model's config.json beside its weights, "
+                "or give the manifest a config with it"
+            ) from None
