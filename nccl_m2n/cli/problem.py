@@ -55,7 +55,7 @@ class Problem(Sides[Parallelism]):
                 "name": self.model.label,
                 "tensors": len(manifest),
                 "bytes": manifest.nbytes,
-                "unknown": list(self.model.unknown),
+                **({"unknown": list(self.model.unknown)} if self.model.unknown else {}),
             },
             "source": {"sizes": str(self.source), "first_rank": 0, "ranks": self.source.size},
             "destination": {

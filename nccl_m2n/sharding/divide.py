@@ -29,8 +29,8 @@ def on_grid(rule: Rule, shape: tuple[int, ...], grid: Grid, config: Config) -> L
     inner: list[Placement] = [Replicate(), Replicate()]
     if isinstance(rule.ep, int):
         inner[0] = Shard(rule.ep)
-    if rule.tp is not None and tp > 1:
-        inner[1] = _tensor_parallel(rule, shape, tp, config)
+    if rule.tp is not None:
+        inner[1] = _tensor_parallel(rule, shape, tp, config) if tp > 1 else Shard(rule.tp)
     if fsdp == 1 or not shape:
         return _on_mesh(rule, shape, grid, [Replicate(), *inner])
     # FSDP shards what TP and EP have left, though its mesh axis stands before theirs
