@@ -10,7 +10,7 @@ import pytest
 
 from nccl_m2n.cli import main
 from nccl_m2n.execution.bound import Bound
-from tests.cli.runs import bert, safetensors, succeed
+from tests.cli.runs import TINY_BERT, bert, safetensors, succeed
 
 
 def sizes(source: str, destination: str) -> list[str]:
