@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_m2n.checks import made_by, several, whole_number
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.errors import LayoutError, PlanError
+from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
 from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
@@ -20,7 +20,9 @@ from nccl_m2n.layout import Layout, Mesh
 from nccl_m2n.layout.layout import as_shape
 from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
 from nccl_m2n.planning import Plan, Topology, Transfer
-from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES, cached_plan
+from nccl_m2n.planning.options import PlanOptions
+from nccl_m2n.planning.planner import cached_plan
+from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
@@ -233,7 +235,7 @@ class _Call:
         source, destination = (side.layout(tuple(shape)) for side in self._sides)
         transfer = Transfer(source, destination, first, NAME, names[1] or first)
         topology = next(iter(self._looks.values())).topology
-        return cached_plan((transfer,), topology, None, DEFAULT_STAGING_BYTES)
+        return cached_plan((transfer,), topology, PlanOptions())
 
     def _arrays(self, side: int) -> dict[str, Any]:
         views = {
@@ -250,8 +252,7 @@ def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topol
     told = [side.look(transport, rank, wanted) for side in sides]
     layouts, shapes, dtypes, places = zip(*told, strict=True)
     every = tuple(s for some in shapes for s in some) if wanted is None else (wanted,)
-    made_by(topology, Topology, "topology", error=PlanError, hint="write Topology(domains)")
-    return _Look(layouts, every, dtypes, topology, places)
+    return _Look(layouts, every, dtypes, as_topology(topology), places)
 
 
 def _only(what: str, values: Sequence[Any]) -> Any:

@@ -65,8 +65,8 @@ class Machine:
         for rank, program in self.programs.items():
             for message in program.messages[program.messages["round"] == x]:
                 size, at = (
-                    program.blocks["bytes"][message["block"]],
-                    self.lowered[rank].address[message["block"]],
+                    program.chunks["bytes"][message["chunk"]],
+                    self.lowered[rank].address[message["chunk"]],
                 )
                 pair = (rank, int(message["peer"])) if message["send"] else (int(message["peer"]), rank)
                 side = sent if message["send"] else taken

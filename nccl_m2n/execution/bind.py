@@ -18,11 +18,11 @@ from nccl_m2n.execution.host import HostExecutor
 from nccl_m2n.execution.lower import Arrays, Wire
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.planning import Transfer
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan

@@ -52,7 +52,6 @@ class Bound:
         self.plan, self.transport = plan, transport
         self._executor: Executor | None = executor
         self._owners: Sequence[Any] = owners  # keeps the arrays alive
-        self._failed = False
 
     @property
     def staging_bytes(self) -> int:
@@ -101,16 +100,12 @@ class Bound:
     def _guard(self, work: Any) -> None:
         try:
             work()
-        except BaseException:
-            self._failed = True
-            self.transport.abort()
+        except BaseException as error:
+            self.transport.abort(f"broke in a run: {error or type(error).__name__}")
             raise
 
     def _open(self) -> Executor:
-        if self._failed:
-            raise TransportError(
-                "expected a transport in order, got one that an earlier run broke; form a new one"
-            )
+        self.transport.require_usable()
         if self._executor is None:
             raise TransportError("expected an open binding, got a closed one; bind the plan again")
         return self._executor
@@ -122,10 +117,11 @@ class Bound:
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
         executor = self._executor
-        if executor is not None and self._failed:
+        if executor is not None and executor.busy and self.transport.broken is not None:
             self.transport.keep((executor, self._owners))  # peers may still write into this memory
         elif executor is not None:
-            self.wait()
+            if executor.busy:
+                self.wait()
             executor.close()
         self._executor, self._owners = None, ()
 
@@ -133,11 +129,11 @@ class Bound:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._executor is not None and self._executor.busy and not self._failed:
-            self._failed = True  # the peers may be anywhere: an orderly end would wait for them
-            self.transport.abort()
+        if error is not None and self._executor is not None and self._executor.busy:
+            # The peers may be anywhere: an orderly end would wait for them.
+            self.transport.abort(f"was left in a run by {type(error).__name__}")
         self.close()
 
     def __repr__(self) -> str:
-        state = "failed" if self._failed else "closed" if self._executor is None else "open"
+        state = "broken" if self.transport.broken else "closed" if self._executor is None else "open"
         return f"<Bound {self.plan!r}, {state}>"

@@ -77,7 +77,8 @@ def join(source: Boxes, destination: Boxes) -> Table:
         destination: Boxes of the same extents to write.
 
     Returns:
-        Rows of `COPY`, in elements.
+        Rows of `COPY`, in units: elements where they are cast, else the largest powers of two that divide them,
+        for a message may end within an element of 3 or 12 bytes.
     """
     count = len(source.address)
     copies = np.zeros(count, COPY)
@@ -109,6 +110,17 @@ def join(source: Boxes, destination: Boxes) -> Table:
         depth += added
     copies["run"], copies["extent"] = np.maximum(run, 1), extent  # an empty box has no run
     copies["source_stride"], copies["destination_stride"] = strides
+    return _in_units(copies)
+
+
+def _in_units(copies: Table) -> Table:
+    """Count what is not cast in units that every message is made of, see `dtypes.element_unit`."""
+    item = copies["source_unit"]
+    unit = np.where(copies["cast"] == 0, np.minimum(item & -item, WIDEST), item)
+    for field in ("run", "stop"):
+        copies[field] *= item // np.maximum(unit, 1)
+    for field in ("source_unit", "destination_unit"):
+        copies[field] = np.where(copies["cast"] == 0, unit, copies[field])
     return copies
 
 

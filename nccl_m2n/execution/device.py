@@ -220,10 +220,10 @@ class _Rank:
     def messages_by_round(self) -> list[list[Message]]:
         """The rank's messages, with their addresses, for each round."""
         table = self.program.messages
-        block = table["block"]
+        chunk = table["chunk"]
         by_round: list[list[Message]] = [[] for _ in range(self.program.rounds)]
-        columns = (table["round"], table["peer"], table["send"], self._address[block])
-        size = self.program.blocks["bytes"][block]
+        columns = (table["round"], table["peer"], table["send"], self._address[chunk])
+        size = self.program.chunks["bytes"][chunk]
         for x, peer, send, pointer, nbytes in zip(
             *(column.tolist() for column in columns), size.tolist(), strict=True
         ):

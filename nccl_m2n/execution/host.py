@@ -59,9 +59,9 @@ class HostExecutor:
             self._moves.append([move for low in made.values() for move in launch_moves(low, launch)])
         by_round: list[list[Message]] = [[] for _ in range(count)]
         for rank, (program, _, _) in tasks.items():
-            address, size = made[rank].address, program.blocks["bytes"]
-            for at, peer, send, block in program.messages.tolist():
-                by_round[at].append(Message(rank, peer, send, memory(int(address[block]), int(size[block]))))
+            address, size = made[rank].address, program.chunks["bytes"]
+            for at, peer, send, chunk in program.messages.tolist():
+                by_round[at].append(Message(rank, peer, send, memory(int(address[chunk]), int(size[chunk]))))
         self._rounds = [transport.prepare(messages) for messages in by_round]
 
     def _lower(

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.box import Box, Piece, integers
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.checks import made_by, rank_number, several, whole_numbers
+from nccl_m2n.errors import LayoutError, M2nError
+from nccl_m2n.layout.box import Box, Piece
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, grid_partition
 from nccl_m2n.layout.placement import Placement, Shard, StridedShard, as_placement
 from nccl_m2n.layout.split import Split, split_dimension
+from nccl_m2n.typing import Ints
 
 if TYPE_CHECKING:
     from nccl_m2n.layout.pieces import PieceLayout
@@ -56,14 +57,14 @@ class Layout:
     def __init__(self, shape: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> None:
         object.__setattr__(self, "shape", as_shape(shape))
         object.__setattr__(self, "mesh", mesh)
-        if not isinstance(mesh, Mesh):
-            raise LayoutError(f"expected a Mesh, got {mesh!r} of type {type(mesh).__name__}; write Mesh(...)")
-        if len(placements) != mesh.ndim:
+        made_by(mesh, Mesh, "the mesh of a layout", hint="write Mesh(...)")
+        given = several(placements, "placements", hint="one for each axis of the mesh, such as [Shard(0)]")
+        if len(given) != mesh.ndim:
             raise LayoutError(
                 f"expected {mesh.ndim} placements, one for each axis of a mesh of shape {mesh.shape}, "
-                f"got {len(placements)}: {list(placements)}"
+                f"got {len(given)}: {list(given)}"
             )
-        made = tuple(as_placement(p, len(self.shape)) for p in placements)
+        made = tuple(as_placement(p, len(self.shape)) for p in given)
         object.__setattr__(self, "placements", made)
         for placement in made:
             _check_segments(placement, self.shape)
@@ -138,7 +139,7 @@ class Layout:
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
         """What `rank` holds, in row-major order of its local array; nothing for ranks that hold none."""
-        if rank not in self.mesh.index:
+        if rank_number(rank) not in self.mesh.index:
             return ()
         rows = []
         for split, coordinate in zip(self._splits, self._coordinates(rank), strict=True):
@@ -172,7 +173,7 @@ class Layout:
         Raises:
             LayoutError: If the array's shape is not the layout's, or the rank is not in the layout.
         """
-        if array.shape != self.shape:
+        if made_by(array, np.ndarray, "the global array").shape != self.shape:
             raise LayoutError(f"expected a global array of shape {self.shape}, got {array.shape}")
         local = np.zeros(self.local_shape(rank), array.dtype)
         for piece in self.pieces(rank):
@@ -203,9 +204,14 @@ class Layout:
         return Layout, (self.shape, self.mesh, self.placements)  # no cache travels: hashes differ by process
 
 
+def as_layout(value: Any, what: str, error: type[M2nError] = LayoutError) -> Layout:
+    """A layout as it is, or an error."""
+    return made_by(value, Layout, what, error=error, hint="write Layout(shape, mesh, placements)")
+
+
 def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape as a tuple of ints, or an error."""
-    made = integers(shape, "the extents of a shape")
+    made = whole_numbers(shape, "the extents of a shape")
     if len(made) > MAX_NDIM:
         raise LayoutError(f"expected at most {MAX_NDIM} dimensions, got {len(made)}: {made}; merge some")
     if any(n < 0 for n in made):

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from nccl_m2n.checks import rank_number, several, table_of
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout.box import Box, Piece
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.layout.layout import Layout, as_shape, shape_text
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, box_partition
+from nccl_m2n.typing import Ints
 
 
 class PieceLayout(Layout):
@@ -35,9 +36,11 @@ class PieceLayout(Layout):
     ) -> None:
         made = as_shape(shape)
         object.__setattr__(self, "shape", made)
-        object.__setattr__(self, "mesh", Mesh(sorted(pieces)))
+        ranks = [rank_number(r, "a rank of pieces") for r in table_of(pieces, "from rank to its pieces")]
+        object.__setattr__(self, "mesh", Mesh(sorted(ranks)))
         object.__setattr__(self, "placements", ())
-        given = {rank: as_shape(local) for rank, local in (local_shapes or {}).items()}
+        local_shapes = table_of({} if local_shapes is None else local_shapes, "from rank to its local shape")
+        given = {rank: as_shape(local) for rank, local in local_shapes.items()}
         if not given.keys() <= pieces.keys():
             raise LayoutError(
                 f"expected local shapes only of the ranks {sorted(pieces)} that pieces are given for, "
@@ -65,7 +68,7 @@ class PieceLayout(Layout):
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
         """What `rank` holds, in the order given."""
-        return self._table[rank][0] if rank in self._table else ()
+        return self._table[rank][0] if rank_number(rank) in self._table else ()
 
     def locate(self, rank: int, start: Ints) -> tuple[Ints, Ints]:
         """See `Layout.locate`; a box that lies in two pieces of the rank gives two rows."""
@@ -105,6 +108,7 @@ class PieceLayout(Layout):
 
 def _placed(rank: int, given: Sequence[Box | Piece]) -> tuple[Piece, ...]:
     """The pieces with their offsets, those of plain boxes laid end to end."""
+    given = several(given, f"boxes or pieces for rank {rank}", hint="a list of them, of one too")
     boxes = [b for b in given if isinstance(b, Box)]
     pieces = tuple(p for p in given if isinstance(p, Piece))
     if len(given) not in (len(boxes), len(pieces)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
+from nccl_m2n.checks import several, whole_number
 from nccl_m2n.errors import LayoutError
 
 
@@ -26,10 +26,9 @@ class Segment:
     parts: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", index(self.size))
-        object.__setattr__(self, "parts", None if self.parts is None else index(self.parts))
-        if self.size < 0 or (self.parts is not None and self.parts < 1):
-            raise LayoutError(f"expected a segment of 0 or more elements in 1 or more parts, got {self!r}")
+        object.__setattr__(self, "size", whole_number(self.size, "the size of a segment", least=0))
+        if self.parts is not None:
+            object.__setattr__(self, "parts", whole_number(self.parts, "the parts of a segment", least=1))
 
     def __repr__(self) -> str:
         return f"Segment({self.size})" if self.parts is None else f"Segment({self.size}, parts={self.parts})"
@@ -71,8 +70,9 @@ class Shard(Placement):
     segments: tuple[Segment, ...] = ()
 
     def __init__(self, dim: int, segments: Sequence[int | Segment] = ()) -> None:
-        object.__setattr__(self, "dim", index(dim))
-        made = tuple(s if isinstance(s, Segment) else Segment(s) for s in segments)
+        object.__setattr__(self, "dim", whole_number(dim, "the dimension that is sharded"))
+        given = several(segments, "segments", hint="such as segments=(4, 4)")
+        made = tuple(s if isinstance(s, Segment) else Segment(s) for s in given)
         object.__setattr__(self, "segments", made)
 
     def __repr__(self) -> str:
@@ -110,10 +110,8 @@ class StridedShard(Placement):
     split_factor: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", index(self.dim))
-        object.__setattr__(self, "split_factor", index(self.split_factor))
-        if self.split_factor < 1:
-            raise LayoutError(f"expected a split_factor of 1 or more, got {self!r}")
+        object.__setattr__(self, "dim", whole_number(self.dim, "the dimension that is sharded"))
+        object.__setattr__(self, "split_factor", whole_number(self.split_factor, "split_factor", least=1))
 
     def __repr__(self) -> str:
         return f"StridedShard({self.dim}, split_factor={self.split_factor})"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import Ints, chunk_bounds, overlaps
+from nccl_m2n.layout.intervals import chunk_bounds, offsets, overlaps
 from nccl_m2n.layout.placement import Shard, StridedShard
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def split_dimension(extent: int, axes: Sequence[tuple[int, int, Shard | StridedS
 def _cut(split: Split, axis: int, size: int, placement: Shard | StridedShard) -> Split:
     lo, hi = _local_ranges(split, size, placement)  # (coordinates, ranks on the axis, ranges)
     ranges = lo.shape[2]
-    base = np.cumsum(split.extents) - split.extents  # the coordinates' local arrays, laid end to end
+    base = offsets(split.extents)  # the coordinates' local arrays, laid end to end
     at = base[split.coordinate] + split.local
     row, source, a, b = overlaps(
         at,
@@ -62,7 +63,7 @@ def _cut(split: Split, axis: int, size: int, placement: Shard | StridedShard) ->
     coordinate, length = row // ranges, b - a
     start = split.start[source] + a - at[source]
     extents = (hi - lo).sum(axis=2).ravel()
-    local = np.cumsum(length) - length - (np.cumsum(extents) - extents)[coordinate]
+    local = offsets(length) - offsets(extents)[coordinate]
     return Split((*split.axes, axis), extents, coordinate, start, start + length, local)
 
 

@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
 
+from nccl_m2n.checks import plain_text
 from nccl_m2n.errors import LayoutError, PlanError
 from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
 from nccl_m2n.layout.pieces import PieceLayout
+from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.planning.transfer import Transfer
+from nccl_m2n.typing import Json, JsonObject
 
-if TYPE_CHECKING:
-    from nccl_m2n.planning.plan import Plan
+PLAN_VERSION = 1  # part of every digest; raise it when equal problems would be planned otherwise
 
 
 def layout_data(layout: Layout) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def _read_placement(data: list[Any]) -> Placement:
     return StridedShard(*data[1:]) if data[0] == "strided" else Replicate()
 
 
-def _problem(plan: Plan) -> tuple[list[Layout], list[list[Any]]]:
+def _columns(transfers: Sequence[Transfer]) -> tuple[list[Layout], list[list[Json]]]:
     """Distinct layouts; and of all transfers the name, the numbers of their two layouts, the two element types."""
     numbers: dict[Layout, int] = {}
     near: dict[int, int] = {}  # by identity, which is quicker than by value
@@ -76,53 +80,46 @@ def _problem(plan: Plan) -> tuple[list[Layout], list[list[Any]]]:
             found = near[id(layout)] = numbers.setdefault(layout, len(numbers))
         return found
 
-    columns: list[list[Any]] = [
-        [t.name for t in plan.transfers],
-        [number(t.source) for t in plan.transfers],
-        [number(t.destination) for t in plan.transfers],
-        [t.dtype for t in plan.transfers],
-        [t.destination_dtype for t in plan.transfers],
+    columns: list[list[Json]] = [
+        [t.name for t in transfers],
+        [number(t.source) for t in transfers],
+        [number(t.destination) for t in transfers],
+        [t.dtype for t in transfers],
+        [t.destination_dtype for t in transfers],
     ]
     return list(numbers), columns
 
 
-def plan_text(plan: Plan) -> list[Any]:
-    """Everything that a plan depends on, and nothing else: names of mesh axes do not count."""
-    from nccl_m2n.planning.plan import PLAN_VERSION
-
-    layouts, transfers = _problem(plan)
+def problem_digest(transfers: Sequence[Transfer], topology: Topology, options: PlanOptions) -> str:
+    """A digest of everything that a plan depends on, and of nothing else: names of mesh axes do not count."""
+    layouts, columns = _columns(transfers)
     bare = [{k: v for k, v in layout_data(a).items() if k != "names"} for a in layouts]
-    return [PLAN_VERSION, plan.topology.domains, _options(plan), bare, transfers]
+    facts = [PLAN_VERSION, topology.domains, asdict(options), bare, columns]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan's problem, options and digest."""
-    layouts, transfers = _problem(plan)
+def plan_data(
+    transfers: Sequence[Transfer], topology: Topology, options: PlanOptions, digest: str
+) -> JsonObject:
+    """A plan's problem, options and digest as JSON data."""
+    layouts, columns = _columns(transfers)
     return {
         "format": "nccl_m2n plan",
-        "digest": plan.digest,
-        "domains": plan.topology.domains,
-        "options": _options(plan),
+        "digest": digest,
+        "domains": topology.domains,
+        "options": asdict(options),
         "layouts": [layout_data(a) for a in layouts],
-        "transfers": transfers,
+        "transfers": columns,
     }
 
 
-def _options(plan: Plan) -> dict[str, Any]:
-    options = plan.options
-    return {
-        "method": options.method,
-        "chunk_bytes": options.chunk_bytes,
-        "staging_bytes": options.staging_bytes,
-    }
-
-
-def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]:
-    """The parts of what `plan_json` gave: transfers, topology, options, digest.
+def read_plan(text: str) -> tuple[list[Transfer], Topology, PlanOptions, str]:
+    """What `plan_data` was given: transfers, topology, options, digest.
 
     Raises:
         PlanError: If the text is no such plan.
     """
+    plain_text(text, "a plan's JSON", error=PlanError)
     try:
         data = json.loads(text)
         layouts = [read_layout(a) for a in data["layouts"]]
@@ -130,8 +127,11 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, dict[str, Any], str]
             Transfer(layouts[s], layouts[d], dtype, name, other)
             for name, s, d, dtype, other in zip(*data["transfers"], strict=True)
         ]
-        return transfers, Topology(data["domains"]), data["options"], data["digest"]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        options = PlanOptions(**{f.name: data["options"][f.name] for f in fields(PlanOptions)})
+        return transfers, Topology(data["domains"]), options, plain_text(data["digest"], "a digest")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, LayoutError | PlanError):
             raise
-        raise PlanError(f"expected the JSON text of a plan, got {text[:60]!r}…: {error!r}") from None
+        raise PlanError(
+            f"expected the JSON text of a plan, got {text[:60]!r}…; Plan.to_json writes it"
+        ) from error

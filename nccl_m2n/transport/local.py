@@ -33,12 +33,12 @@ class LocalTransport(Transport):
         self.size = ranks
         self.local_ranks = tuple(range(ranks))
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order."""
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         return [messages[rank] for rank in self.local_ranks]
 
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
         """Pair sends with receives: within a pair of ranks in posting order, as NCCL and MPI do."""
+        self.require_usable()
         pairs: dict[tuple[int, int], list[list[Any]]] = defaultdict(lambda: [[], []])
         for m in messages:
             ends = (m.rank, m.peer) if m.send else (m.peer, m.rank)
@@ -55,12 +55,6 @@ class LocalTransport(Transport):
     def domain_labels(self) -> dict[int, str]:
         """One domain: one process."""
         return dict.fromkeys(self.local_ranks, "process")
-
-    def abort(self) -> None:
-        """Nothing is pending between calls."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def __repr__(self) -> str:
         return f"LocalTransport(ranks={self.size})"

@@ -13,6 +13,7 @@ import numpy as np
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import pip_install
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
+from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT, Held
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,7 +32,7 @@ class MpiTransport(Transport):
 
     Args:
         comm: An mpi4py intracommunicator, such as ``MPI.COMM_WORLD``.
-        timeout: Time limit of `exchange`, in seconds.
+        timeout: Seconds that an exchange may take.
 
     Raises:
         TransportError: If mpi4py is missing or `comm` is no communicator of it.
@@ -39,7 +40,7 @@ class MpiTransport(Transport):
 
     memory = "host"
 
-    def __init__(self, comm: Any, timeout: float = 120.0) -> None:
+    def __init__(self, comm: Any, timeout: float = DEFAULT_TIMEOUT) -> None:
         try:
             from mpi4py import MPI
         except ImportError as error:
@@ -48,7 +49,7 @@ class MpiTransport(Transport):
             ) from None
         if not isinstance(comm, MPI.Intracomm):
             raise TransportError(f"expected an mpi4py intracommunicator, got {comm!r}; pass MPI.COMM_WORLD")
-        self._mpi, self._timeout, self._aborted = MPI, timeout, False
+        self._mpi, self.timeout = MPI, timeout
         self._comm: MPI.Intracomm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.size = self._comm.Get_size()
@@ -59,20 +60,26 @@ class MpiTransport(Transport):
         """This process's rank."""
         return self.local_ranks[0]
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order. Collective, with this transport's time limit."""
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         mine = np.frombuffer(messages[self.rank], np.uint8)
-        deadline = time.monotonic() + self._timeout
         sizes = np.zeros(self.size, np.int64)
-        self._wait([self._comm.Iallgather(np.array([len(mine)], np.int64), sizes)], deadline)
+        own = np.array([len(mine)], np.int64)
+        self._hold_until_done(self._comm.Iallgather(own, sizes), (own, sizes), deadline)
         every = np.empty(int(sizes.sum()), np.uint8)
         starts = np.cumsum(sizes) - sizes
         layout = (every, (sizes.tolist(), starts.tolist()), self._mpi.BYTE)
-        self._wait([self._comm.Iallgatherv([mine, self._mpi.BYTE], layout)], deadline)
+        request = self._comm.Iallgatherv([mine, self._mpi.BYTE], layout)
+        self._hold_until_done(request, (mine, every, layout), deadline)
         return [every[a : a + n].tobytes() for a, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+    def _hold_until_done(self, request: Any, buffers: object, deadline: float) -> None:
+        held = Held.hold((request, buffers))
+        self._wait([request], deadline)
+        Held.release(held)
 
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
         """Make a persistent request of each message; those of one pair match in posting order."""
+        self.require_usable()
         requests = []
         for m in messages:
             make = self._comm.Send_init if m.send else self._comm.Recv_init
@@ -100,13 +107,8 @@ class MpiTransport(Transport):
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
 
-    def abort(self) -> None:
-        """Stop using the communicator. Requests under way are left to MPI, which cannot recall them."""
-        self._aborted = True
-
-    def close(self) -> None:
-        """Free the duplicated communicator. Collective, unless the transport was aborted."""
-        if self._comm != self._mpi.COMM_NULL and not self._aborted and not self._mpi.Is_finalized():
+    def _part(self) -> None:
+        if not self._mpi.Is_finalized():
             self._comm.Free()
 
     def __repr__(self) -> str:
@@ -116,14 +118,19 @@ class MpiTransport(Transport):
 class _MpiRound(PreparedRound):
     def __init__(self, transport: MpiTransport, requests: list[Any]) -> None:
         self._transport, self._requests = transport, requests
+        self._held: int | None = None
 
     def start(self, stream: Any = None) -> None:
+        self._transport.require_usable()
         if self._requests:
+            self._held = Held.hold(self)
             self._transport._mpi.Prequest.Startall(self._requests)
 
     def finish(self, deadline: float | None = None) -> None:
-        if self._requests:
+        if self._held is not None:
             self._transport._wait(self._requests, deadline)
+            Held.release(self._held)
+            self._held = None
 
     def close(self) -> None:
         """Free the requests, which must not be under way."""

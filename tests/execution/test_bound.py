@@ -83,7 +83,7 @@ def test_an_error_inside_does_not_wait() -> None:
     bound = PLAN.bind(LocalTransport(3), *bound_arrays())
     bound.run()
     bound.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-    assert repr(bound).endswith("failed>")
+    assert repr(bound).endswith("broken>")
     with pytest.raises(TransportError, match=r"expected a transport in order.*form a new one"):
         bound.run()
 

@@ -53,8 +53,7 @@ def test_a_peer_that_does_not_come(tmp_path: Path, where: str) -> None:
     assert len(told) == 3, done.stderr[-2000:]
     for rank, (seconds, *said) in enumerate(told):
         assert float(seconds) < 20
-        assert said[0].startswith(
-            f"TransferTimeout: rank {rank}: messages were still under way at the time limit"
-        )
+        assert "TransferTimeout: " in said[0]
+        assert f"rank {rank}: messages were still under way at the time limit" in said[0]
         assert len(said) == (2 if where == "run" else 1)
         assert said[-1].startswith("TransportError: expected a transport in order") or where == "bind"

@@ -319,12 +319,12 @@ def test_a_torn_model_is_never_taken_for_a_whole_one() -> None:
 class Breaking(LocalTransport):
     """Its peers are gone from some exchange on."""
 
-    broken = False
+    gone = False
 
-    def exchange(self, messages: Any) -> list[bytes]:
-        if self.broken:
+    def _gather(self, messages: Any, deadline: float) -> list[bytes]:
+        if self.gone:
             raise TransportError("a peer is gone")
-        return super().exchange(messages)
+        return super()._gather(messages, deadline)
 
 
 def test_no_rank_stamps_what_one_has_not() -> None:
@@ -334,7 +334,7 @@ def test_no_rank_stamps_what_one_has_not() -> None:
     made.run(version=1)
     made.wait()
     made.run(version=2)
-    transport.broken = True
+    transport.gone = True
     with pytest.raises(TransportError, match="a peer is gone"):
         made.wait()
     assert made.version is None
@@ -380,9 +380,10 @@ class Listening(LocalTransport):
         super().__init__(ranks)
         self.heard: list[bytes] = []
 
-    def exchange(self, messages: Any) -> list[bytes]:
-        self.heard += super().exchange(messages)
-        return super().exchange(messages)
+    def exchange(self, *arguments: Any, **options: Any) -> list[bytes]:
+        heard = super().exchange(*arguments, **options)
+        self.heard += heard
+        return heard
 
 
 def test_descriptions_are_text_and_said_once() -> None:
