@@ -17,8 +17,8 @@ from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
 from nccl_m2n.layout import Layout, Mesh
-from nccl_m2n.layout.layout import as_shape
-from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
+from nccl_m2n.layout.placement import as_placement
+from nccl_m2n.layout.shape import as_shape
 from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.planner import cached_plan
@@ -166,7 +166,7 @@ def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tu
     shape = list(local)
     for size, given in zip(mesh.shape, placements, strict=True):
         placement = as_placement(given, len(shape))
-        if isinstance(placement, Shard | StridedShard):
+        if placement.dim is not None:
             shape[placement.dim] *= size
     return tuple(shape)
 

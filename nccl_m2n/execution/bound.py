@@ -125,6 +125,11 @@ class Bound:
             executor.close()
         self._executor, self._owners = None, ()
 
+    def __del__(self) -> None:
+        executor = self._executor
+        if executor is not None and executor.busy:  # dropped in a run: its memory is not free yet
+            self.transport.keep((executor, self._owners))
+
     def __enter__(self) -> Bound:
         return self
 

@@ -14,7 +14,7 @@ from nccl_m2n.execution.factored import Factors, factor_shape
 from nccl_m2n.execution.host import memory
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.layout import Layout
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Transfer
 
 if TYPE_CHECKING:
