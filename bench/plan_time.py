@@ -155,7 +155,7 @@ def measure(case: Case, repeats: int, clock: Callable[[], float]) -> Row:
             begin = clock()
             program = made.program(rank)
             times.append(clock() - begin)
-            blocks = max(blocks, len(program.blocks))
+            blocks = max(blocks, len(program.chunks))
         plans.append(1e3 * (planned - start))
         programs.append(1e3 * max(times))
         hops = len(made.hops)

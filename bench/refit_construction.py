@@ -60,8 +60,8 @@ class Recorder(LocalTransport):
         super().__init__(ranks)
         self.said: list[list[bytes]] = []
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        self.said.append(super().exchange(messages))
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
+        self.said.append(super()._gather(messages, deadline))
         return self.said[-1]
 
 
@@ -73,7 +73,7 @@ class Playback(LocalTransport):
         self.local_ranks = (rank,)
         self._said = iter(said)
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         (mine,) = messages.values()
         replies = next(self._said, None)
         if replies is None:
@@ -146,7 +146,7 @@ def measure(
     refit = Refit(transport, *own, topology)
     seconds = time.process_time() - start
     mebibytes = (resident_bytes(peak=True) - before) / 2**20
-    blocks = len(refit.plan.program(rank).blocks)
+    blocks = len(refit.plan.program(rank).chunks)
     return len(manifest), len(own[0] + own[1]), seconds, mebibytes, blocks
 
 

@@ -17,7 +17,7 @@ from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.refit import Parameter, Refit
 from nccl_m2n.resharding import reshard
 from nccl_m2n.simulation import Links, Timeline, simulate
-from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport
+from nccl_m2n.transport import LocalTransport, MpiTransport, NcclTransport, SocketTransport
 
 __version__ = "0.1.0"
 _moved.install()
@@ -43,6 +43,7 @@ __all__ = [
     "Replicate",
     "Segment",
     "Shard",
+    "SocketTransport",
     "StridedShard",
     "Timeline",
     "Topology",

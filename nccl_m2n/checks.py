@@ -8,10 +8,10 @@ whole (`operator.index`), and nothing is rounded.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from nccl_m2n.errors import LayoutError, M2nError, PlanError, TransportError
 Kind = TypeVar("Kind")
 
 MAX_RANKS = 1 << 20  # tables are kept by rank, so a single high one costs as much as all below it
-MAX_BYTES = 1 << 62  # offsets and sums of two such fit 64 bits
+MIN_WHOLE, MAX_WHOLE = -(1 << 62), 1 << 62  # so that sums of two fit 64 bits
+UNORDERED = (str, bytes, set, frozenset, Mapping)
 SHOWN = 120  # characters of a wrong value that an error repeats
 
 
@@ -56,9 +57,11 @@ def whole_number(
         made = None if isinstance(value, bool | np.bool_) else int(index(value))
     except TypeError:
         made = None
-    if made is None or (least is not None and made < least) or (most is not None and made > most):
-        span = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
-        raise error(f"expected a whole number{span} as {what}, got {shown(value)}" + _tail(hint))
+    low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
+    if made is None or not low <= made <= high:
+        raise error(
+            f"expected a whole number{_span(least, most)} as {what}, got {shown(value)}" + _tail(hint)
+        )
     return made
 
 
@@ -72,26 +75,25 @@ def whole_numbers(
     hint: str = "",
 ) -> tuple[int, ...]:
     """Plain ints from a sequence of whole numbers, or an array of them."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise error(f"expected integers as {what}, got {shown(values)}" + _tail(hint))
-    given = tuple(values)
-    if all(type(value) is int for value in given) and least is None and most is None:
-        return given
     try:
+        given = several(values, what)
         return tuple(whole_number(v, what, least=least, most=most, error=error) for v in given)
     except M2nError:
-        span = "" if least is None else f" of {least} or more" if most is None else f" from {least} to {most}"
-        raise error(f"expected integers{span} as {what}, got {shown(values)}" + _tail(hint)) from None
+        raise error(
+            f"expected integers{_span(least, most)} as {what}, got {shown(values)}" + _tail(hint)
+        ) from None
 
 
 def rank_number(value: Any, what: str = "rank", *, error: type[M2nError] = LayoutError) -> int:
     """A rank as a plain int."""
+    if type(value) is int and 0 <= value < MAX_RANKS:
+        return value
     return whole_number(value, what, least=0, most=MAX_RANKS - 1, error=error)
 
 
 def byte_count(value: Any, what: str, *, least: int = 1, error: type[M2nError] = PlanError) -> int:
     """A number of bytes as a plain int."""
-    return whole_number(value, what, least=least, most=MAX_BYTES, error=error)
+    return whole_number(value, what, least=least, most=MAX_WHOLE, error=error)
 
 
 def real_number(
@@ -105,21 +107,26 @@ def real_number(
     return float(value)
 
 
-def limit_seconds(
-    value: Any, what: str = "timeout", *, endless: bool = True, error: type[M2nError] = TransportError
-) -> float | None:
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: Literal[False]) -> float: ...
+
+
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: bool = ...) -> float | None: ...
+
+
+def limit_seconds(value: Any, what: str = "timeout", *, endless: bool = True) -> float | None:
     """A time limit in seconds; None, where it may be `endless`, for none."""
     if value is None and endless:
         return None
-    return real_number(
-        value, f"{what} in seconds", zero=True, error=error, hint="None waits for ever" if endless else ""
-    )
+    hint = "None waits for ever" if endless else ""
+    return real_number(value, f"{what} in seconds", zero=True, error=TransportError, hint=hint)
 
 
 def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
     """One of some texts."""
     if not isinstance(value, str) or value not in allowed:
-        raise error(f"expected a {what} out of {', '.join(allowed)}, got {shown(value)}")
+        raise error(f"expected one of {', '.join(allowed)} as {what}, got {shown(value)}")
     return value
 
 
@@ -152,11 +159,28 @@ def made_by(
 def several(
     values: Any, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
 ) -> tuple[Any, ...]:
-    """The entries of a sequence; a text is none, nor is what cannot be gone through."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    """The entries of a sequence; a text is none, nor is a set or a mapping, whose order says nothing."""
+    if isinstance(values, UNORDERED) or not isinstance(values, Iterable):
         raise error(f"expected a sequence of {what}, got {shown(values)}" + _tail(hint))
     return tuple(values)
 
 
+def _span(least: int | None, most: int | None) -> str:
+    if least is None:
+        return ""
+    return f" of {least} or more" if most in (None, MAX_WHOLE) else f" from {least} to {most}"
+
+
 def _tail(hint: str) -> str:
     return f"; {hint}" if hint else ""
+
+
+def table_of(
+    values: Any, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+) -> Mapping[Any, Any]:
+    """A mapping."""
+    if not isinstance(values, Mapping):
+        raise error(
+            f"expected a mapping {what}, got {shown(values)} of type {type(values).__name__}" + _tail(hint)
+        )
+    return values

@@ -88,7 +88,7 @@ def dtype_name(dtype: object) -> str:
         if text in _EXTENDED:
             return text
     try:
-        if dtype is None:  # NumPy would take it for float64
+        if dtype is None or text == "":  # NumPy would take these for float64
             raise TypeError
         made = np.dtype(dtype if text is None else text)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError):

@@ -17,6 +17,8 @@ DType: TypeAlias = Any  # whatever `nccl_m2n.dtypes.dtype_name` understands
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
 Table: TypeAlias = np.ndarray[Any, np.dtype[np.void]]  # a structured array; its dtype stands beside its maker
 
 Json: TypeAlias = Any  # what json.loads returns

@@ -75,6 +75,10 @@ class Tensor:
         index = np.arange(turn + 1, turn + 1 + count, dtype=np.uint64)
         if self.destination_dtype is not None:  # small integers, which every float type has
             return (index % 15 - 7.0).astype(dtype).reshape(self.source.shape)
+        if dtype.kind == "V" and self.dtype.startswith("V"):
+            return np.frombuffer(np.random.default_rng(turn).bytes(count * dtype.itemsize), dtype).reshape(
+                self.source.shape
+            )
         if dtype == np.bool_:
             return ((index * 2654435761 >> 7) % 2 == 1).reshape(self.source.shape)
         unit = np.dtype(f"u{min(dtype.itemsize & -dtype.itemsize, 8)}")
@@ -377,6 +381,9 @@ def _element_types() -> Iterator[Scenario]:
         "float8_e5m2",
     ):
         yield _one(dtype, layout((13, 7), 0, (3, S0)), layout((13, 7), 3, (2, R), (2, S1)), dtype)
+    for dtype, rows in (("V3", 200_003), ("V12", 50_021)):  # long enough for flows that end within an element
+        one, two = layout((rows, 3), 0, (3, S0)), layout((rows, 3), 3, (5, R))
+        yield _one(dtype, one, two, dtype, per_domain=8)
     one, two = layout((9, 15), 0, (3, S0)), layout((9, 15), 2, (2, R), (3, S1))
     for a, b in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float16"), ("bfloat16", "float16"),
                  ("float32", "float8_e4m3fn"), ("float8_e5m2", "bfloat16")):  # fmt: skip

@@ -93,9 +93,9 @@ def _add_carrier(parser: Parser) -> None:
     )
     parser.add_argument(
         "--transport",
-        choices=("auto", "mpi", "nccl", "local"),
+        choices=("auto", "mpi", "nccl", "socket", "local"),
         default="auto",
-        help="auto: nccl where every rank has a GPU, else mpi under mpiexec, else local",
+        help="auto: nccl where every rank has a GPU, else mpi under mpiexec, socket under torchrun, local alone",
     )
 
 

@@ -59,7 +59,7 @@ def _run(given: Sequence[str], meeting: Meeting) -> int:
             return _say(error, given, 0)
         report_fault(error, _title(given))
         if meeting.size > 1:
-            meeting.abort(FAULT)
+            meeting.end_all(FAULT)
         return FAULT
     meeting.leave()
     return 0

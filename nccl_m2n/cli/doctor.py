@@ -80,6 +80,7 @@ def _works(found: ReadJson) -> dict[str, str]:
     mpi = problems.get("mpi_library", "") and f"{problems['mpi_library']}; {pip_install('mpich')}"
     return {
         "layouts, plans, one process": "",
+        "TCP, host memory, under torchrun": "",
         "MPI, host memory": mpi or found["launcher"]["lacking"],
         "NCCL, GPU memory": nccl or gpu or kernel,
         "bfloat16 and fp8 in NumPy": "" if has["ml_dtypes"] else pip_install("checkpoint"),

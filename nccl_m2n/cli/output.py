@@ -12,7 +12,6 @@ from typing import TypeVar
 import nccl_m2n
 from nccl_m2n.errors import CommandError
 from nccl_m2n.planning import Plan
-from nccl_m2n.planning.table import compared_plans
 from nccl_m2n.typing import JsonObject, ReadJson
 
 SCHEMA_VERSION = 1
@@ -67,21 +66,21 @@ def pairs_text(pairs: Sequence[tuple[str, str]]) -> str:
 
 def methods_data(plan: Plan) -> dict[str, JsonObject]:
     """The plan's figures, and those of the methods that its table compares it with."""
-    return {made.options.method: _figures(made) for made in [plan, *compared_plans(plan)]}
+    return {made.options.method: _figures(made) for made in [plan, *plan.compared()]}
 
 
 def _figures(plan: Plan) -> JsonObject:
-    traffic = plan.traffic()
+    figures, traffic = plan.figures(), plan.traffic()
     return {
-        "flows": len(plan.flows),
+        "flows": figures.flows,
         "network_bytes": traffic.network_bytes,
         "network_bytes_bound": traffic.network_bytes_bound,
         "nvlink_bytes": traffic.nvlink_bytes,
         "local_bytes": traffic.local_bytes,
         "busiest_nic_bytes": traffic.busiest,
         "rounds": plan.rounds,
-        "messages": int(plan.flows["chunks"][plan.hops["flow"]].sum()),
-        "staging_bytes": int(plan.staging.max(initial=0)),
+        "messages": figures.messages,
+        "staging_bytes": figures.staging_bytes,
     }
 
 

@@ -13,7 +13,8 @@ from nccl_m2n.transport.gpu import device_count
 from nccl_m2n.transport.meeting import Meeting, refused_together, together
 from nccl_m2n.typing import Json
 
-CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL"}
+CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL", "socket": "TCP"}
+HOST_CARRIERS = {"mpi": "mpi", "torchrun": "socket", "none": "local"}  # by launcher
 _MEMORY_INFO = "/proc/meminfo"
 
 
@@ -38,7 +39,7 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
     """The kind of transport, or the reason why it cannot be had. Collective.
 
     Args:
-        kind: ``"auto"``, ``"mpi"``, ``"nccl"`` or ``"local"``.
+        kind: ``"auto"``, ``"mpi"``, ``"nccl"``, ``"socket"`` or ``"local"``.
         meeting: The processes.
         problem: What is to be moved, by its sides.
         ranks: How many ranks a transport within one process has, where that was said.
@@ -53,7 +54,7 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
         lacking = lack_of_gpus(states, problem.ranks if launcher == "none" else 1)
         chosen = kind
         if kind == "auto":
-            chosen = {"mpi": "mpi", "torchrun": "nccl", "none": "local"}[launcher] if lacking else "nccl"
+            chosen = HOST_CARRIERS[launcher] if lacking else "nccl"
         if ranks is not None and (chosen != "local" or ranks < problem.ranks):
             remedy = f"give --ranks {problem.ranks}"
             if chosen == "local":
@@ -62,7 +63,7 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
                 "--ranks is for the local transport; elsewhere the launcher says how many there are"
             )
         if chosen == "nccl" and lacking:
-            raise CommandError(f"NCCL cannot be used: {lacking}" + _remedy(launcher))
+            raise CommandError(f"NCCL cannot be used: {lacking}")
         if chosen == "local" and meeting.size > 1:
             raise CommandError(
                 f"--transport local has all ranks in one process, there are {meeting.size} processes; "
@@ -70,6 +71,8 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
             )
         if chosen == "mpi" and launcher == "torchrun":
             raise CommandError("--transport mpi expects processes that mpiexec started, got torchrun's")
+        if chosen == "socket" and launcher != "torchrun":
+            raise CommandError("--transport socket expects processes that torchrun started")
         if chosen == "mpi" or launcher != "none":
             how = (
                 "start mpiexec -n {}" if launcher != "torchrun" else "give torchrun that many processes ({})"
@@ -90,6 +93,10 @@ def make(chosen: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
         from nccl_m2n.transport.mpi import MpiTransport
 
         return MpiTransport(meeting.world)
+    if chosen == "socket":
+        from nccl_m2n.transport.tcp import SocketTransport
+
+        return SocketTransport.from_environment()
     return nccl_transport(meeting, problem.ranks)
 
 
@@ -157,10 +164,6 @@ def lack_of_gpus(states: list[list[Json]], ranks_each: int) -> str:
         if hosts[host] > count and not sharing:
             return f"{host} has {count} GPUs for {hosts[host]} ranks or more"
     return ""
-
-
-def _remedy(launcher: str) -> str:
-    return "; torchrun's processes have no other transport, mpiexec's have" if launcher == "torchrun" else ""
 
 
 def _host() -> str:

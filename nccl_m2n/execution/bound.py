@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Transport
 
@@ -52,7 +53,6 @@ class Bound:
         self.plan, self.transport = plan, transport
         self._executor: Executor | None = executor
         self._owners: Sequence[Any] = owners  # keeps the arrays alive
-        self._failed = False
 
     @property
     def staging_bytes(self) -> int:
@@ -94,23 +94,20 @@ class Bound:
             TransferTimeout: If the limit passes. The transport is then aborted on this rank: a peer may be
                 gone, and nothing more can be sent over it.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = limit_seconds(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
         executor = self._open()
         self._guard(lambda: executor.finish(deadline))
 
     def _guard(self, work: Any) -> None:
         try:
             work()
-        except BaseException:
-            self._failed = True
-            self.transport.abort()
+        except BaseException as error:
+            self.transport.abort(f"broke in a run: {error or type(error).__name__}")
             raise
 
     def _open(self) -> Executor:
-        if self._failed:
-            raise TransportError(
-                "expected a transport in order, got one that an earlier run broke; form a new one"
-            )
+        self.transport.require_usable()
         if self._executor is None:
             raise TransportError("expected an open binding, got a closed one; bind the plan again")
         return self._executor
@@ -122,22 +119,28 @@ class Bound:
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
         executor = self._executor
-        if executor is not None and self._failed:
+        if executor is not None and executor.busy and self.transport.broken is not None:
             self.transport.keep((executor, self._owners))  # peers may still write into this memory
         elif executor is not None:
-            self.wait()
+            if executor.busy:
+                self.wait()
             executor.close()
         self._executor, self._owners = None, ()
+
+    def __del__(self) -> None:
+        executor = self._executor
+        if executor is not None and executor.busy:  # dropped in a run: its memory is not free yet
+            self.transport.keep((executor, self._owners))
 
     def __enter__(self) -> Bound:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._executor is not None and self._executor.busy and not self._failed:
-            self._failed = True  # the peers may be anywhere: an orderly end would wait for them
-            self.transport.abort()
+        if error is not None and self._executor is not None and self._executor.busy:
+            # The peers may be anywhere: an orderly end would wait for them.
+            self.transport.abort(f"was left in a run by {type(error).__name__}")
         self.close()
 
     def __repr__(self) -> str:
-        state = "failed" if self._failed else "closed" if self._executor is None else "open"
+        state = "broken" if self.transport.broken else "closed" if self._executor is None else "open"
         return f"<Bound {self.plan!r}, {state}>"

@@ -9,13 +9,14 @@ over rows, so sixteen thousand tensors cost about what a thousand cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +63,12 @@ class Boxes:
         )
 
 
+def join_boxes(several: Sequence[Boxes]) -> Boxes:
+    """The boxes of several tables, one after the other."""
+    columns = ([getattr(one, field.name) for one in several] for field in fields(Boxes))
+    return Boxes(*(np.concatenate(column) for column in columns))
+
+
 def packed_boxes(extent: Ints, item: Ints, format: Ints) -> Boxes:
     """Boxes that lie in row-major order from address 0 on: cells as they are on the wire."""
     inner = np.cumprod(extent[:, :0:-1], axis=1)[:, ::-1]
@@ -77,7 +84,8 @@ def join(source: Boxes, destination: Boxes) -> Table:
         destination: Boxes of the same extents to write.
 
     Returns:
-        Rows of `COPY`, in elements.
+        Rows of `COPY`, in units: elements where they are cast, else the largest powers of two that divide them,
+        for a message may end within an element of 3 or 12 bytes.
     """
     count = len(source.address)
     copies = np.zeros(count, COPY)
@@ -109,6 +117,17 @@ def join(source: Boxes, destination: Boxes) -> Table:
         depth += added
     copies["run"], copies["extent"] = np.maximum(run, 1), extent  # an empty box has no run
     copies["source_stride"], copies["destination_stride"] = strides
+    return _in_units(copies)
+
+
+def _in_units(copies: Table) -> Table:
+    """Count what is not cast in units that every message is made of, see `dtypes.element_unit`."""
+    item = copies["source_unit"]
+    unit = np.where(copies["cast"] == 0, np.minimum(item & -item, WIDEST), item)
+    for field in ("run", "stop"):
+        copies[field] *= item // np.maximum(unit, 1)
+    for field in ("source_unit", "destination_unit"):
+        copies[field] = np.where(copies["cast"] == 0, unit, copies[field])
     return copies
 
 
@@ -194,7 +213,8 @@ def widen(copies: Table) -> tuple[Table, Ints]:
 def tiles(copies: Table) -> Ints:
     """How many tiles of `TILE_BYTES` each copy takes, at least one."""
     units = TILE_BYTES // np.maximum(copies["source_unit"], copies["destination_unit"])
-    return -((copies["start"] - copies["stop"]) // units)
+    counts: Ints = -((copies["start"] - copies["stop"]) // units)
+    return counts
 
 
 def split_shapes(copies: Table) -> tuple[Ints, Ints]:

@@ -19,33 +19,29 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nccl_m2n.execution.views import ArrayView
-from nccl_m2n.layout.intervals import Ints, overlaps
-from nccl_m2n.planning.places import CELL
+from nccl_m2n.layout.fit import Factors, factor_shape
+from nccl_m2n.layout.intervals import overlaps
 from nccl_m2n.planning.program import LOCAL, Program
+from nccl_m2n.planning.rank_cells import CELL
+from nccl_m2n.typing import Ints
 
-Factors: TypeAlias = tuple[tuple[int, ...], ...]  # for each dimension of the layout, those of the array
 Run: TypeAlias = tuple[int, int]  # start within a cell's dimension, length
 Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # extent and offset in the array, as in a `CELL`
 WIDTH = CELL["extent"].shape[0]
 
 
-def factor_shape(shape: Sequence[int], local_shape: Sequence[int]) -> Factors | None:
-    """How the dimensions of an array make up those of a local shape; None where they do not.
+def fit_view(view: ArrayView, local_shape: tuple[int, ...]) -> tuple[ArrayView, Factors] | None:
+    """An array seen as its layout speaks of it: dimensions of extent 1 as there, others split as the array has them.
 
-    Example:
-        >>> from nccl_m2n.execution.factored import factor_shape
-        >>> factor_shape((4, 6, 5), (24, 5))
-        ((4, 6), (5,))
+    Returns:
+        The same elements in the same order, and what makes up each dimension; None where the shapes do not fit.
     """
-    rest, factors = list(shape), []
-    for extent in local_shape:
-        taken = [rest.pop(0)] if rest else [1]
-        while math.prod(taken) < extent and rest:
-            taken.append(rest.pop(0))
-        if math.prod(taken) != extent:
-            return None
-        factors.append(tuple(taken))
-    return None if rest else tuple(factors)
+    factors = factor_shape(view.shape, local_shape)
+    if factors is None:
+        return None
+    steps = iter([step for n, step in zip(view.shape, view.strides, strict=True) if n != 1])
+    shape = tuple(itertools.chain.from_iterable(factors))
+    return replace(view, shape=shape, strides=tuple(0 if n == 1 else next(steps) for n in shape)), factors
 
 
 def align_factors(
@@ -75,12 +71,12 @@ def align_factors(
 
 def _finer(own: Factors, other: Factors) -> Factors:
     """Own factors, where a dimension has none those of the other side if they divide it."""
-    return tuple(
-        (a[0] // math.prod(b[1:]), *b[1:])
-        if len(a) == 1 and len(b) > 1 and math.prod(b[1:]) and a[0] % math.prod(b[1:]) == 0
-        else a
-        for a, b in zip(own, other, strict=True)
-    )
+    made: list[tuple[int, ...]] = []
+    for a, b in zip(own, other, strict=True):
+        inner = math.prod(b[1:])
+        divided = len(a) == 1 and len(b) > 1 and inner and a[0] % inner == 0
+        made.append((a[0] // inner, *b[1:]) if divided else a)
+    return tuple(made)
 
 
 def _split_view(view: ArrayView, factors: Factors, finer: Factors) -> ArrayView:
@@ -110,24 +106,24 @@ def split_factored(
     """
     if not sources and not destinations:
         return program
-    received = program.blocks["received"][program.parts["block"]]
-    source_cells, packed = _split_side(program.source_cells, program.parts[~received], sources, item)
+    received = program.chunks["received"][program.spans["chunk"]]
+    source_cells, packed = _split_side(program.source_cells, program.spans[~received], sources, item)
     destination_cells, unpacked = _split_side(
-        program.destination_cells, program.parts[received], destinations, item
+        program.destination_cells, program.spans[received], destinations, item
     )
     local_source, local_destination = _split_local(program, sources, destinations)
-    parts = np.concatenate([packed, unpacked])
-    parts = parts[np.argsort(parts["block"], kind="stable")]
-    blocks = program.blocks.copy()
-    blocks["parts"] = np.bincount(parts["block"], minlength=len(blocks))
-    blocks["first_part"] = np.cumsum(blocks["parts"]) - blocks["parts"]
+    spans = np.concatenate([packed, unpacked])
+    spans = spans[np.argsort(spans["chunk"], kind="stable")]
+    chunks = program.chunks.copy()
+    chunks["spans"] = np.bincount(spans["chunk"], minlength=len(chunks))
+    chunks["first_span"] = np.cumsum(chunks["spans"]) - chunks["spans"]
     local = np.zeros(len(local_source), LOCAL)
     local["source"] = len(source_cells) + np.arange(len(local))
     local["destination"] = len(destination_cells) + np.arange(len(local))
     return replace(
         program,
-        blocks=blocks,
-        parts=parts,
+        chunks=chunks,
+        spans=spans,
         source_cells=np.concatenate([source_cells, local_source]),
         destination_cells=np.concatenate([destination_cells, local_destination]),
         local=local,
@@ -135,9 +131,9 @@ def split_factored(
 
 
 def _split_side(
-    cells: np.ndarray[Any, Any], parts: np.ndarray[Any, Any], factors: Mapping[int, Factors], item: Ints
+    cells: np.ndarray[Any, Any], spans: np.ndarray[Any, Any], factors: Mapping[int, Factors], item: Ints
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """One side's cells cut, and the parts of the cut cells."""
+    """One side's cells cut, and the spans of the cut cells."""
     chosen = np.isin(cells["transfer"], list(factors))
     places = [
         [place for (place,) in _places(*_own(cell, factors[int(cell["transfer"])]))] for cell in cells[chosen]
@@ -147,12 +143,12 @@ def _split_side(
     stop = np.cumsum(size)  # all cells' streams laid end to end; their cuts follow each other in them
     first = np.cumsum(counts) - counts
     base = np.append(stop - size, stop[-1:])[first]
-    part, piece, lo, hi = overlaps(
-        stop - size, stop, base[parts["cell"]] + parts["start"], base[parts["cell"]] + parts["stop"]
+    span, piece, lo, hi = overlaps(
+        stop - size, stop, base[spans["cell"]] + spans["start"], base[spans["cell"]] + spans["stop"]
     )
-    made = parts[part].copy()
+    made = spans[span].copy()
     made["cell"], made["start"], made["stop"] = piece, lo - (stop - size)[piece], hi - (stop - size)[piece]
-    made["offset"] += lo - (base[parts["cell"]] + parts["start"])[part]
+    made["offset"] += lo - (base[spans["cell"]] + spans["start"])[span]
     return cut, made
 
 
@@ -249,9 +245,9 @@ def _boxes(factors: tuple[int, ...], start: int, n: int, together: bool) -> list
     head = min(-start % inner, n)
     body = (n - head) // inner * inner
     groups = [(head, body)] if together and body else []
-    parts = [(0, head), *((head + i, inner) for i in range(0, 0 if together else body, inner))]
+    ranges = [(0, head), *((head + i, inner) for i in range(0, 0 if together else body, inner))]
     cuts = [
-        (at, _boxes(factors[1:], (start + at) % inner, length, together)) for at, length in parts if length
+        (at, _boxes(factors[1:], (start + at) % inner, length, together)) for at, length in ranges if length
     ]
     runs = [(at + first, length) for at, boxes in cuts for first, length in boxes] + groups
     if head + body < n:

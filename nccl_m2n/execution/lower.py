@@ -2,7 +2,7 @@
 """One rank's program and its arrays' addresses, turned into what a device runs: addresses and copy tables.
 
     Program ──place──▶ Placement ──lower──▶ Lowered
-              which blocks need no staging    addresses of all blocks, one copy table a launch
+              which chunks need no staging    addresses of all chunks, one copy table a launch
 
 Launch 0 packs what round 0 sends; launch x + 1 runs while round x is on the wire: it unpacks what round
 x - 1 brought and packs what round x + 1 sends. Both kinds of staging have two slots, used by odd and even
@@ -11,49 +11,66 @@ rounds, and those two suffice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+
+from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.planning.program import Program
 
 from .descriptors import COPY, DIMENSIONS, Boxes, Ints, Mask, Table, join, packed_boxes, tiles, trim, widen
 
 SLOT_ALIGNMENT = 256  # bytes
 
 
+_PAD_EXTENT = [(1,) * (DIMENSIONS - n) for n in range(DIMENSIONS + 1)]
+_PAD_STRIDE = [(0,) * (DIMENSIONS - n) for n in range(DIMENSIONS + 1)]
+
+
 @dataclass(frozen=True)
-class Arrays:
-    """One side's arrays at one rank, one row a transfer; rows without an array are never looked at."""
+class ArrayTable:
+    """One side's arrays at one rank, one row a transfer; a row without an array has no elements."""
 
     address: Ints  # (transfers,)
+    extent: Ints  # (transfers, DIMENSIONS) elements, padded on the left with 1; 0 where there is no array
     stride: Ints  # (transfers, DIMENSIONS) bytes, padded on the left with 0
     item: Ints  # (transfers,) bytes
     format: Ints  # (transfers,)
 
     @classmethod
-    def of(cls, views: Sequence[Any], items: Ints, formats: Ints) -> Arrays:
+    def of(cls, views: Mapping[int, ArrayView], items: Ints, formats: Ints) -> ArrayTable:
         """The table of some array views.
 
         Args:
-            views: For each transfer an object with `pointer` and `strides` in bytes, or None.
+            views: By number of the transfer.
             items: Bytes of an element, for each transfer.
             formats: Number of the element's format, for each transfer.
         """
-        address = np.zeros(len(views), np.int64)
-        stride = np.zeros((len(views), DIMENSIONS), np.int64)
-        held = [(row, view) for row, view in enumerate(views) if view is not None]
-        if held:
-            rows = np.array([row for row, _ in held])
-            address[rows] = [view.pointer for _, view in held]
-            stride[rows] = [(*[0] * (DIMENSIONS - len(v.strides)), *v.strides) for _, v in held]
-        return cls(address, stride, items, formats)
+        address = np.zeros(len(items), np.int64)
+        extent, stride = (np.zeros((len(items), DIMENSIONS), np.int64) for _ in range(2))
+        if views:
+            rows = np.fromiter(views, np.int64, len(views))
+            address[rows] = [view.pointer for view in views.values()]
+            extent[rows] = [_PAD_EXTENT[len(v.shape)] + v.shape for v in views.values()]
+            stride[rows] = [_PAD_STRIDE[len(v.strides)] + v.strides for v in views.values()]
+        return cls(address, extent, stride, items, formats)
+
+    def whole(self) -> Boxes:
+        """All arrays, each as one box."""
+        return Boxes(self.address, self.extent, self.stride, self.item, self.format)
 
     def boxes(self, cells: Table) -> Boxes:
         """Where the cells of a program lie in these arrays."""
         row = cells["transfer"]
         address = self.address[row] + (cells["offset"] * self.stride[row]).sum(axis=1)
         return Boxes(address, cells["extent"], self.stride[row], self.item[row], self.format[row])
+
+
+Task: TypeAlias = tuple[
+    Program, ArrayTable, ArrayTable
+]  # what a rank does, its source and destination arrays
 
 
 @dataclass(frozen=True)
@@ -71,14 +88,14 @@ class Wire:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which blocks lie ready in the user's arrays, and the staging that the others need."""
+    """Which chunks lie ready in the user's arrays, and the staging that the others need."""
 
-    direct: Mask  # (blocks,)
-    address: Ints  # (blocks,) in the user's arrays where direct, else 0
+    direct: Mask  # (chunks,)
+    address: Ints  # (chunks,) in the user's arrays where direct, else 0
     send_slot_bytes: int
     receive_slot_bytes: int
-    copies: Table  # `COPY`, one row a part: user's side in place, staging side relative to the block
-    block: Ints  # (copies,) the block of each row
+    copies: Table  # `COPY`, one row a span: user's side in place, staging side relative to the chunk
+    chunk: Ints  # (copies,) the chunk of each row
 
     @property
     def staging_bytes(self) -> int:
@@ -100,60 +117,62 @@ class Launches:
 class Lowered:
     """What one rank's device runs."""
 
-    address: Ints  # (blocks,) where the bytes of each block lie when they are sent or received
+    address: Ints  # (chunks,) where the bytes of each chunk lie when they are sent or received
     launches: Launches
 
 
-def place(program: Any, sources: Arrays, destinations: Arrays, wire: Wire, alignment: int = 16) -> Placement:
-    """Find the blocks whose bytes lie end to end in the user's arrays; only the others are staged.
+def place(
+    program: Program, sources: ArrayTable, destinations: ArrayTable, wire: Wire, alignment: int = 16
+) -> Placement:
+    """Find the chunks whose bytes lie end to end in the user's arrays; only the others are staged.
 
     Args:
         program: What the rank does, see `Plan.program`.
         sources: The rank's source arrays.
         destinations: The rank's destination arrays.
         wire: Formats on the wire.
-        alignment: Bytes that the address of a block must be a multiple of to go without staging; NCCL
+        alignment: Bytes that the address of a chunk must be a multiple of to go without staging; NCCL
             moves less aligned buffers slowly.
     """
-    blocks, parts = program.blocks, program.parts
-    received = blocks["received"].astype(bool)
-    unpacked = received[parts["block"]]
-    copies = np.zeros(len(parts), COPY)
+    chunks, spans = program.chunks, program.spans
+    received = chunks["received"].astype(bool)
+    unpacked = received[spans["chunk"]]
+    copies = np.zeros(len(spans), COPY)
     cells = program.source_cells
-    copies[~unpacked] = join(sources.boxes(cells), wire.boxes(cells))[parts["cell"][~unpacked]]
+    copies[~unpacked] = join(sources.boxes(cells), wire.boxes(cells))[spans["cell"][~unpacked]]
     cells = program.destination_cells
-    copies[unpacked] = join(wire.boxes(cells), destinations.boxes(cells))[parts["cell"][unpacked]]
+    copies[unpacked] = join(wire.boxes(cells), destinations.boxes(cells))[spans["cell"][unpacked]]
     staged = np.where(unpacked, copies["source_unit"], copies["destination_unit"])
-    shift = parts["offset"] - parts["start"]
+    shift = spans["offset"] - spans["start"]
     copies["source"] += np.where(unpacked, shift, 0)
     copies["destination"] += np.where(unpacked, 0, shift)
-    copies["start"], copies["stop"] = parts["start"] // staged, parts["stop"] // staged
+    copies["start"], copies["stop"] = spans["start"] // staged, spans["stop"] // staged
     copies, single = trim(copies)
     single &= copies["cast"] == 0
     user = np.where(unpacked, copies["destination"], copies["source"])
-    direct, address = _direct_blocks(blocks, parts, single, user - parts["offset"], alignment)
+    direct, address = _direct_chunks(chunks, spans, single, user - spans["offset"], alignment)
     return Placement(
         direct=direct,
         address=address,
-        send_slot_bytes=_slot_bytes(blocks[~direct & ~received]),
-        receive_slot_bytes=_slot_bytes(blocks[~direct & received]),
+        send_slot_bytes=_slot_bytes(chunks[~direct & ~received]),
+        receive_slot_bytes=_slot_bytes(chunks[~direct & received]),
         copies=copies,
-        block=parts["block"].astype(np.int64),
+        chunk=spans["chunk"].astype(np.int64),
     )
 
 
-def _direct_blocks(
-    blocks: Table, parts: Table, single: Mask, base: Ints, alignment: int
+def _direct_chunks(
+    chunks: Table, spans: Table, single: Mask, base: Ints, alignment: int
 ) -> tuple[Mask, Ints]:
-    """Blocks all of whose parts give the same address for the block's first byte, and cover it."""
-    direct = np.zeros(len(blocks), bool)
-    address = np.zeros(len(blocks), np.int64)
-    filled = np.flatnonzero(blocks["parts"] > 0)
-    filled = filled[np.argsort(blocks["first_part"][filled], kind="stable")]
+    """Chunks all of whose spans give the same address for the chunk's first byte, and cover it."""
+    direct = np.zeros(len(chunks), bool)
+    address = np.zeros(len(chunks), np.int64)
+    filled = np.flatnonzero(chunks["spans"] > 0)
+    filled = filled[np.argsort(chunks["first_span"][filled], kind="stable")]
     if len(filled):
-        first = blocks["first_part"][filled]
+        first = chunks["first_span"][filled]
         low, high = np.minimum.reduceat(base, first), np.maximum.reduceat(base, first)
-        covered = np.add.reduceat(parts["stop"] - parts["start"], first) == blocks["bytes"][filled]
+        covered = np.add.reduceat(spans["stop"] - spans["start"], first) == chunks["bytes"][filled]
         one_run = np.logical_and.reduceat(single, first)
         direct[filled] = one_run & covered & (low == high) & (low % alignment == 0)
         address[filled] = np.where(direct[filled], low, 0)
@@ -166,14 +185,14 @@ def _slot_bytes(staged: Table) -> int:
 
 
 def lower(
-    program: Any,
+    program: Program,
     placement: Placement,
-    sources: Arrays,
-    destinations: Arrays,
+    sources: ArrayTable,
+    destinations: ArrayTable,
     send_staging: int,
     receive_staging: int,
 ) -> Lowered:
-    """Give every block its address and lay out the copies of every launch.
+    """Give every chunk its address and lay out the copies of every launch.
 
     Args:
         program: What the rank does.
@@ -183,21 +202,21 @@ def lower(
         send_staging: Address of two slots of `placement.send_slot_bytes`.
         receive_staging: Address of two slots of `placement.receive_slot_bytes`.
     """
-    blocks = program.blocks
-    received = blocks["received"].astype(bool)
-    slot = blocks["round"] % 2
+    chunks = program.chunks
+    received = chunks["received"].astype(bool)
+    slot = chunks["round"] % 2
     base = np.where(
         received,
         receive_staging + slot * placement.receive_slot_bytes,
         send_staging + slot * placement.send_slot_bytes,
     )
-    address = np.where(placement.direct, placement.address, base + blocks["offset"])
-    copied = ~placement.direct[placement.block]
-    copies, block = placement.copies[copied], placement.block[copied]
-    unpacked = received[block]
-    copies["source"] += np.where(unpacked, address[block], 0)
-    copies["destination"] += np.where(unpacked, 0, address[block])
-    launch = blocks["round"][block] + np.where(unpacked, 2, 0)
+    address = np.where(placement.direct, placement.address, base + chunks["offset"])
+    copied = ~placement.direct[placement.chunk]
+    copies, chunk = placement.copies[copied], placement.chunk[copied]
+    unpacked = received[chunk]
+    copies["source"] += np.where(unpacked, address[chunk], 0)
+    copies["destination"] += np.where(unpacked, 0, address[chunk])
+    launch = chunks["round"][chunk] + np.where(unpacked, 2, 0)
     local = _local_copies(program, sources, destinations)
     spread = _spread(local, program.rounds)
     return Lowered(
@@ -206,7 +225,7 @@ def lower(
     )
 
 
-def _local_copies(program: Any, sources: Arrays, destinations: Arrays) -> Table:
+def _local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
     local = program.local
     return join(
         sources.boxes(program.source_cells[local["source"]]),
@@ -218,7 +237,8 @@ def _spread(local: Table, rounds: int) -> Ints:
     """Launches of the local copies: even bytes beside every round on the wire, so that none waits for them."""
     size = local["stop"] * local["source_unit"]
     before = np.cumsum(size) - size
-    return np.minimum(1 + before * rounds // max(1, int(size.sum())), rounds + 1)
+    launch: Ints = np.minimum(1 + before * rounds // max(1, int(size.sum())), rounds + 1)
+    return launch
 
 
 def launches(copies: Table, launch: Ints, count: int) -> Launches:

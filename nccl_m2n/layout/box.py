@@ -4,19 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import index
 
+from nccl_m2n.checks import made_by, whole_numbers
 from nccl_m2n.errors import LayoutError
-
-
-def integers(values: Iterable[int], what: str) -> tuple[int, ...]:
-    """Plain ints from any integers, NumPy's included, or an error."""
-    try:
-        return tuple(int(index(i)) for i in values)
-    except TypeError:
-        raise LayoutError(f"expected integers as {what}, got {values!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +31,8 @@ class Box:
     stop: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", integers(self.start, "starts of a box"))
-        object.__setattr__(self, "stop", integers(self.stop, "stops of a box"))
+        object.__setattr__(self, "start", whole_numbers(self.start, "starts of a box"))
+        object.__setattr__(self, "stop", whole_numbers(self.stop, "stops of a box"))
         if len(self.start) != len(self.stop):
             raise LayoutError(f"expected as many starts as stops in a box, got {self.start} and {self.stop}")
 
@@ -62,6 +53,8 @@ class Box:
 
     def intersect(self, other: Box) -> Box | None:
         """The common part of two boxes, or None where they do not meet."""
+        if len(made_by(other, Box, "the other box").start) != len(self.start):
+            raise LayoutError(f"expected a box of as many dimensions as {self}, got {other}")
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
@@ -78,7 +71,11 @@ class Piece:
     offset: tuple[int, ...]  # where the box starts in the rank's local array, in elements
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offset", integers(self.offset, "offsets of a piece"))
+        object.__setattr__(self, "offset", whole_numbers(self.offset, "offsets of a piece"))
+        if len(self.offset) != len(
+            made_by(self.box, Box, "the box of a piece", hint="write Box(start, stop)").start
+        ):
+            raise LayoutError(f"expected one offset for each dimension of {self.box}, got {self.offset}")
 
     @property
     def local_slices(self) -> tuple[slice, ...]:

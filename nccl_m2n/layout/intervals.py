@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Ints: TypeAlias = npt.NDArray[np.int64]
+from nccl_m2n.typing import Bools, Ints
 
 
 def chunk_bounds(extent: Ints, parts: Ints | int, index: Ints) -> tuple[Ints, Ints]:
@@ -32,8 +32,49 @@ def chunk_bounds(extent: Ints, parts: Ints | int, index: Ints) -> tuple[Ints, In
     return start, np.minimum(start + size, extent)
 
 
+def offsets(counts: Ints) -> Ints:
+    """Where each of several things starts when they are laid end to end, as long as `counts` says.
+
+    Example:
+        >>> import numpy as np
+        >>> from nccl_m2n.layout.intervals import offsets
+        >>> offsets(np.array([2, 0, 3])).tolist()
+        [0, 2, 2]
+    """
+    return np.cumsum(counts) - counts
+
+
+def opens(*columns: npt.NDArray[Any]) -> Bools:
+    """Which rows are not, in all columns, what the row before them is: the first of each group of equal neighbours.
+
+    Example:
+        >>> import numpy as np
+        >>> from nccl_m2n.layout.intervals import opens
+        >>> opens(np.array([1, 1, 2, 2]), np.array([7, 7, 7, 8])).tolist()
+        [True, False, True, True]
+    """
+    new = np.ones(len(columns[0]), bool)
+    if len(new):
+        new[1:] = False
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return new
+
+
+def lengths(first: Ints, end: int) -> Ints:
+    """How many rows each group has, when groups start at the rows `first` and the last one stops before row `end`.
+
+    Example:
+        >>> import numpy as np
+        >>> from nccl_m2n.layout.intervals import lengths
+        >>> lengths(np.array([0, 2, 5]), 6).tolist()
+        [2, 3, 1]
+    """
+    return np.diff(np.append(first, end))
+
+
 def expand(counts: Ints) -> tuple[Ints, Ints]:
-    """Row number, and place within the row, of every element of ragged rows with `counts` elements.
+    """Row number, and position within the row, of every element of ragged rows with `counts` elements.
 
     Example:
         >>> import numpy as np
@@ -42,8 +83,7 @@ def expand(counts: Ints) -> tuple[Ints, Ints]:
         [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
     """
     row = np.repeat(np.arange(len(counts)), counts)
-    first = np.cumsum(counts) - counts
-    return row, np.arange(len(row)) - np.repeat(first, counts)
+    return row, np.arange(len(row)) - np.repeat(offsets(counts), counts)
 
 
 def overlaps(starts: Ints, stops: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Ints, Ints, Ints]:

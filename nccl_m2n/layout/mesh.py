@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.checks import MAX_RANKS, plain_text, rank_number, several, whole_number, whole_numbers
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.text import short_ranks
+from nccl_m2n.typing import Ints
+
+IN_A_ROW = "nccl.m2n's Mesh(dims, start_rank) is Mesh.arange(dims, start=start_rank) here"
 
 
 @dataclass(frozen=True, init=False)
@@ -23,8 +26,10 @@ class Mesh:
     """An n-dimensional grid of distinct ranks, in any order.
 
     Args:
-        ranks: A nested sequence or an integer array of ranks; its shape is the mesh's.
+        ranks: A nested sequence or an integer array of ranks; its shape is the mesh's. ``Mesh([2])`` is the rank 2;
+            NVIDIA's ``nccl.m2n.Mesh([2])`` is two ranks, `Mesh.arange((2,))` here.
         names: One name for each mesh axis, for people; two meshes are equal without regard to names.
+        start_rank: Refused, with a hint: `Mesh.arange` has it.
 
     Raises:
         LayoutError: For a rank that is negative, no integer or given twice; for rows of unequal
@@ -41,16 +46,25 @@ class Mesh:
     ranks: tuple[int, ...]  # in row-major order
     names: tuple[str, ...] | None = field(compare=False)
 
-    def __init__(self, ranks: Any, names: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, ranks: Any, names: Sequence[str] | None = None, *, start_rank: int | None = None
+    ) -> None:
+        if start_rank is not None:
+            raise LayoutError(f"expected ranks in a mesh, got start_rank={start_rank!r}; {IN_A_ROW}")
         array = _rank_array(ranks)
-        if names is not None and len(names) != array.ndim:
-            raise LayoutError(
-                f"expected one name for each of the {array.ndim} mesh axes, got {tuple(names)}; "
-                f"give {array.ndim} names or none"
+        if names is not None:
+            names = tuple(
+                plain_text(n, "the name of a mesh axis")
+                for n in several(names, "names of mesh axes", hint=IN_A_ROW)
             )
+            if len(names) != array.ndim:
+                raise LayoutError(
+                    f"expected one name for each of the {array.ndim} mesh axes, got {names}; "
+                    f"give {array.ndim} names or none"
+                )
         object.__setattr__(self, "shape", array.shape)
         object.__setattr__(self, "ranks", tuple(array.ravel().tolist()))
-        object.__setattr__(self, "names", None if names is None else tuple(map(str, names)))
+        object.__setattr__(self, "names", names)
         if len(set(self.ranks)) != len(self.ranks):
             twice = sorted(rank for rank, times in Counter(self.ranks).items() if times > 1)
             raise LayoutError(
@@ -61,7 +75,12 @@ class Mesh:
     @classmethod
     def arange(cls, shape: Sequence[int], start: int = 0, names: Sequence[str] | None = None) -> Mesh:
         """The ranks ``start, start + 1, …`` in row-major order on a grid of `shape`."""
-        return cls(np.arange(start, start + math.prod(shape)).reshape(tuple(shape)), names)
+        extents = whole_numbers(
+            shape, "the shape of a mesh", least=1, hint="Mesh.arange((4,)) is four ranks in a row"
+        )
+        first = rank_number(start, "the first rank of a mesh")
+        size = whole_number(math.prod(extents), "the size of a mesh", least=1, most=MAX_RANKS - first)
+        return cls(np.arange(first, first + size).reshape(extents), names)
 
     @property
     def ndim(self) -> int:
@@ -91,9 +110,9 @@ class Mesh:
         Raises:
             LayoutError: If the rank is not in the mesh.
         """
-        if rank not in self.index:
+        if rank_number(rank) not in self.index:
             raise LayoutError(
-                f"rank {rank} is not in {self!r}; its ranks are {short_ranks(sorted(self.ranks))}"
+                f"expected a rank of {self!r}, got {rank}; its ranks are {short_ranks(sorted(self.ranks))}"
             )
         return tuple(int(i) for i in np.unravel_index(self.index[rank], self.shape))
 
@@ -132,6 +151,9 @@ def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
         raise LayoutError(f"expected at least one rank in a mesh, got {ranks!r}")
     if array.dtype.kind not in "iu":
         raise LayoutError(f"expected integer ranks in a mesh, got {ranks!r} of dtype {array.dtype}")
-    if array.min() < 0:
-        raise LayoutError(f"expected ranks from 0 up in a mesh, got {int(array.min())}; count ranks from 0")
+    if array.min() < 0 or array.max() >= MAX_RANKS:
+        wrong = int(array.min() if array.min() < 0 else array.max())
+        raise LayoutError(
+            f"expected ranks from 0 to {MAX_RANKS - 1} in a mesh, got {wrong}; count ranks from 0"
+        )
     return array.astype(np.int64)

@@ -16,9 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from nccl_m2n.layout.box import Box
-from nccl_m2n.layout.intervals import Ints, expand, overlaps, product_index, ravel_index
+from nccl_m2n.layout.intervals import expand, overlaps, product_index, ravel_index
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.split import Intervals, Split, distinct_intervals
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class BoxPartition:
     stop: Ints  # (boxes, ndim)
     holder: Ints  # (boxes,) which entry of `holders`
     holders: tuple[Ints, ...]  # sorted ranks that hold the same boxes
+
+    @property
+    def boxes(self) -> BoxPartition:
+        """Itself; what a `GridPartition` lists."""
+        return self
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ import numpy as np
 from nccl_m2n.dtypes import element_unit
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
-from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.layout.intervals import expand, lengths, offsets, opens
 from nccl_m2n.planning.overlap import Cells, overlap
 from nccl_m2n.planning.ranksets import RankSets
 from nccl_m2n.planning.transfer import Transfer
+from nccl_m2n.typing import Ints, Table
 
 BUNDLE = np.dtype(
     [
@@ -32,8 +33,8 @@ BUNDLE = np.dtype(
     ]
 )
 
-# The cells of one template that lie in one bundle: a block of the stream, once for each of its transfers.
-BLOCK = np.dtype(
+# The cells of one template that lie in one bundle: a section of its stream, once for each of the template's transfers.
+SECTION = np.dtype(
     [
         ("template", "i8"),
         ("bundle", "i8"),
@@ -53,7 +54,7 @@ class Template:
     item: int  # bytes of an element on the wire
     cells: Cells
     order: Ints  # cells sorted by bundle
-    offset: Ints  # (cells,) byte offset of each sorted cell within its block
+    offset: Ints  # (cells,) byte offset of each sorted cell within its section
     transfers: Ints  # numbers of the transfers, in stream order
 
 
@@ -61,11 +62,22 @@ class Template:
 class Bundles:
     """The bundles of a plan and what they are made of."""
 
-    table: np.ndarray  # BUNDLE
-    blocks: np.ndarray  # BLOCK, by template and then by bundle
+    table: Table  # BUNDLE
+    sections: Table  # SECTION, by template and then by bundle
     templates: tuple[Template, ...]
     stream_order: Ints  # (transfers,) place of each transfer in every stream
     sets: RankSets
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Every rank in a layout of a transfer, ascending; those that hold and need nothing included."""
+        layouts = {side for t in self.templates for side in (t.source, t.destination)}
+        return tuple(sorted({rank for layout in layouts for rank in layout.ranks}))
+
+    @property
+    def world(self) -> int:
+        """One more than the highest rank."""
+        return self.ranks[-1] + 1 if self.ranks else 0
 
     @cached_property
     def flat(self) -> FlatTemplates:
@@ -89,7 +101,7 @@ class FlatTemplates:
     transfers: Ints  # transfer numbers
     first: Ints  # (templates,) where each one's cells start below
     cell: Ints  # cell numbers, sorted by bundle
-    offset: Ints  # bytes within the block
+    offset: Ints  # bytes within the section
     size: Ints  # bytes
 
 
@@ -105,24 +117,24 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     key = np.concatenate([np.zeros(0, np.int64), *[h * len(sets) + n for h, n in pairs]])
     names, bundle = np.unique(key, return_inverse=True)
     ends = np.cumsum([0] + [len(h) for h, _ in pairs])
-    templates, blocks = [], []
+    templates, sections = [], []
     for number, (cells, group) in enumerate(zip(found, members, strict=True)):
         first = transfers[group[0]]
         mine = bundle[ends[number] : ends[number + 1]]
         sort = np.argsort(mine, kind="stable")
         size = cells.size[sort] * first.wire_size
-        block = _blocks(number, mine[sort], size)
-        before = np.cumsum(size) - size
-        offset = before - np.repeat(before[block["first"]], block["cells"])
+        section = _sections(number, mine[sort], size)
+        before = offsets(size)
+        offset = before - np.repeat(before[section["first"]], section["cells"])
         users = np.array(sorted(group, key=lambda i: stream_order[i]), np.int64)
         templates.append(
             Template(first.source, first.destination, first.wire_size, cells, sort, offset, users)
         )
-        blocks.append(block)
+        sections.append(section)
     table = np.zeros(len(names), BUNDLE)
     table["holders"], table["needers"] = np.divmod(names, max(len(sets), 1))
     table["remote"] = _remote_needers(table, sets)
-    every = np.concatenate([np.zeros(0, BLOCK), *blocks])
+    every = np.concatenate([np.zeros(0, SECTION), *sections])
     uses = np.array([len(t.transfers) for t in templates], np.int64)
     np.add.at(table["bytes"], every["bundle"], every["bytes"] * uses[every["template"]])
     return Bundles(table, every, tuple(templates), stream_order, sets)
@@ -160,7 +172,7 @@ def _set_pairs(cells: Cells, sets: RankSets) -> tuple[Ints, Ints]:
     return made[0], made[1]
 
 
-def _remote_needers(table: np.ndarray, sets: RankSets) -> Ints:
+def _remote_needers(table: Table, sets: RankSets) -> Ints:
     """Rank set of each bundle's needers that are not holders too."""
     every = sets.table()
     holders, needers = (every.members(np.unique(table[side]))[1] for side in ("holders", "needers"))
@@ -172,14 +184,14 @@ def _remote_needers(table: np.ndarray, sets: RankSets) -> Ints:
     )
 
 
-def _blocks(template: int, bundle: Ints, size: Ints) -> np.ndarray:
-    """The runs of equal bundle numbers."""
-    first = np.flatnonzero(np.append(True, bundle[1:] != bundle[:-1])[: len(bundle)])
-    block = np.zeros(len(first), BLOCK)
-    block["template"], block["bundle"], block["first"] = template, bundle[first], first
-    block["cells"] = np.diff(np.append(first, len(bundle)))
-    block["bytes"] = np.add.reduceat(size, first) if len(first) else 0
-    return block
+def _sections(template: int, bundle: Ints, size: Ints) -> Table:
+    """Neighbours of equal bundle numbers."""
+    first = np.flatnonzero(opens(bundle))
+    section = np.zeros(len(first), SECTION)
+    section["template"], section["bundle"], section["first"] = template, bundle[first], first
+    section["cells"] = lengths(first, len(bundle))
+    section["bytes"] = np.add.reduceat(size, first) if len(first) else 0
+    return section
 
 
 @dataclass(frozen=True)
@@ -198,23 +210,23 @@ def stream_cells(bundles: Bundles, wanted: Ints) -> StreamCells:
     """The cells of the `wanted` bundles (numbers, ascending), by bundle and place in its stream."""
     mask = np.zeros(len(bundles.table), bool)
     mask[wanted] = True
-    blocks = bundles.blocks[mask[bundles.blocks["bundle"]]]
+    sections = bundles.sections[mask[bundles.sections["bundle"]]]
     flat = bundles.flat
-    row, k = expand(flat.uses[blocks["template"]])
-    block = blocks[row]
-    transfer = flat.transfers[(np.cumsum(flat.uses) - flat.uses)[block["template"]] + k]
-    order = np.lexsort((bundles.stream_order[transfer], block["bundle"]))
-    block, transfer = block[order], transfer[order]
-    before = np.cumsum(block["bytes"]) - block["bytes"]
-    opens = np.append(True, block["bundle"][1:] != block["bundle"][:-1])[: len(block)]
-    start = before - before[opens][np.cumsum(opens) - 1] if len(block) else before
-    row, k = expand(block["cells"])
-    at = (flat.first[block["template"]] + block["first"])[row] + k
+    row, k = expand(flat.uses[sections["template"]])
+    section = sections[row]
+    transfer = flat.transfers[offsets(flat.uses)[section["template"]] + k]
+    order = np.lexsort((bundles.stream_order[transfer], section["bundle"]))
+    section, transfer = section[order], transfer[order]
+    start = offsets(section["bytes"])
+    first = np.flatnonzero(opens(section["bundle"]))
+    start -= np.repeat(start[first], lengths(first, len(section)))
+    row, k = expand(section["cells"])
+    at = (flat.first[section["template"]] + section["first"])[row] + k
     return StreamCells(
-        block["bundle"][row],
+        section["bundle"][row],
         start[row] + flat.offset[at],
         flat.size[at],
         transfer[row],
-        block["template"][row],
+        section["template"][row],
         flat.cell[at],
     )

@@ -7,21 +7,25 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.layout.intervals import expand
 from nccl_m2n.planning.bundles import Bundles
-from nccl_m2n.planning.feeds import make_feeds, single_feeds
-from nccl_m2n.planning.routes import FLOW, HOP, Routes, hop_rows, route_feeds, sort_hops
+from nccl_m2n.planning.feeds import make_chains, single_feeds
+from nccl_m2n.planning.options import METHOD_NAMES
+from nccl_m2n.planning.routes import FLOW, HOP, Routes, hop_rows, route_chains, sort_hops
 from nccl_m2n.planning.topology import Topology
+from nccl_m2n.typing import Ints, Table
+
+MAX_COMPARED_HOPS = 50_000  # of some hundred messages each: more would make printing slower than planning
 
 
 def reshard(bundles: Bundles, topology: Topology) -> Routes:
     """Once into each domain, all NICs sharing evenly, replicas exchanging within."""
-    return route_feeds(bundles, topology, make_feeds(bundles, topology))
+    return route_chains(bundles, topology, make_chains(bundles, topology))
 
 
 def direct(bundles: Bundles, topology: Topology) -> Routes:
     """A holder serves every needer by itself: no byte is ever handed on."""
-    return route_feeds(bundles, topology, single_feeds(bundles, topology))
+    return route_chains(bundles, topology, single_feeds(bundles, topology))
 
 
 def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
@@ -62,15 +66,19 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
     return Routes(flows[used], sort_hops(hops))
 
 
-def _between(
-    flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, domain_of: Ints
-) -> np.ndarray:
+def _between(flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, domain_of: Ints) -> Table:
     """Hops that are network where their ends are in different domains."""
     return hop_rows(flow, source, destination, depth, domain_of[source] != domain_of[destination])
 
 
-METHODS: dict[str, Callable[[Bundles, Topology], Routes]] = {
-    "reshard": reshard,
-    "direct": direct,
-    "gather_broadcast": gather_broadcast,
-}
+METHODS: dict[str, Callable[[Bundles, Topology], Routes]] = dict(
+    zip(METHOD_NAMES, (reshard, direct, gather_broadcast), strict=True)
+)
+
+
+def others(bundles: Bundles) -> list[str]:
+    """The methods that ours is compared with, as far as they make no more hops than can be looked at."""
+    counts, table = bundles.sets.table().counts, bundles.table
+    needers = {rank for t in bundles.templates for rank in t.destination.ranks}
+    hops = {"direct": int(counts[table["remote"]].sum()), "gather_broadcast": len(table) * len(needers)}
+    return [method for method, amount in hops.items() if amount <= MAX_COMPARED_HOPS]

@@ -14,8 +14,9 @@ import numpy as np
 
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Box, Layout
-from nccl_m2n.layout.intervals import Ints, overlaps, product_index, ravel_index
+from nccl_m2n.layout.intervals import overlaps, product_index, ravel_index
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, box_overlaps
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,9 @@ def overlap(source: Layout, destination: Layout) -> Cells:
     a, b = source.partition, destination.partition
     if isinstance(a, GridPartition) and isinstance(b, GridPartition):
         return _grid_cells(a, b)
-    cells = _box_cells(_boxes(a), _boxes(b))
-    _refuse_holes(cells, _boxes(b))
+    cells = _box_cells(a.boxes, b.boxes)
+    _refuse_holes(cells, b.boxes)
     return cells
-
-
-def _boxes(partition: BoxPartition | GridPartition) -> BoxPartition:
-    return partition.boxes if isinstance(partition, GridPartition) else partition
 
 
 def _grid_cells(a: GridPartition, b: GridPartition) -> Cells:

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.layout.intervals import expand, offsets
+from nccl_m2n.typing import Ints
 
 
 class RankSets:
@@ -58,7 +59,7 @@ class RankTable:
     def __init__(self, counts: Ints, flat: Ints) -> None:
         self.counts = counts  # ranks in each set
         self.flat = flat  # all ranks, set after set
-        self.first = np.cumsum(counts) - counts  # where each set starts in `flat`
+        self.first = offsets(counts)  # where each set starts in `flat`
 
     def members(self, sets: Ints) -> tuple[Ints, Ints]:
         """Row number and rank of every member of the sets numbered in `sets`, in order."""

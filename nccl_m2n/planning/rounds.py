@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints, expand
+from nccl_m2n.layout.intervals import expand, lengths, opens
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.tapes import ALIGN
+from nccl_m2n.typing import Ints, Table
 
 # Chains of h crossings in R rounds take (R + h - 1) / R of the time that the bytes need: 24 each leave 4 % at most.
 ROUNDS_PER_CROSSING = 24
@@ -69,7 +70,7 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
         rounds = rounds * 8 // 7 + 1
 
 
-def _wanted_rounds(hops: np.ndarray, inside: int, crossing: int) -> int:
+def _wanted_rounds(hops: Table, inside: int, crossing: int) -> int:
     """Rounds that keep all links busy; `inside` and `crossing`: most bytes of a rank within domains and between."""
     busiest = max(inside, crossing)
     if not int(hops["depth"].max()):
@@ -114,7 +115,7 @@ def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
     return rounds
 
 
-def _first_hops(routes: Routes) -> np.ndarray:
+def _first_hops(routes: Routes) -> Table:
     """One hop of each flow, with which it starts."""
     return routes.hops[np.searchsorted(routes.hops["flow"], np.arange(len(routes.flows)))]
 
@@ -174,15 +175,15 @@ def _fullest_rounds(routes: Routes, world: int, rounds: int) -> int:
 
 
 def _ordinal(group: Ints, order: Ints) -> Ints:
-    """The place of each row among those of its group."""
+    """The number of each row among those of its group, counted in `order`."""
     sort = np.lexsort((order, group))
-    opens = np.flatnonzero(np.append(True, group[sort][1:] != group[sort][:-1]))
-    place = np.empty(len(group), np.int64)
-    place[sort] = expand(np.diff(np.append(opens, len(group))))[1]
-    return place
+    first = np.flatnonzero(opens(group[sort]))
+    number = np.empty(len(group), np.int64)
+    number[sort] = expand(lengths(first, len(group)))[1]
+    return number
 
 
-def chunk_table(flows: np.ndarray, rounds: int) -> tuple[Ints, Ints, Ints, Ints]:
+def chunk_table(flows: Table, rounds: int) -> tuple[Ints, Ints, Ints, Ints]:
     """Every chunk of the given flows, flow by flow.
 
     Returns:
@@ -196,7 +197,7 @@ def chunk_table(flows: np.ndarray, rounds: int) -> tuple[Ints, Ints, Ints, Ints]
     return row, lo, hi, (j * rounds + flows["phase"][row]) // n
 
 
-def chunks_in_round(flows: np.ndarray, rounds: int, number: Ints) -> tuple[Ints, Ints]:
+def chunks_in_round(flows: Table, rounds: int, number: Ints) -> tuple[Ints, Ints]:
     """The chunks whose first hop is in a given round; `chunk_table` from the other side.
 
     Args:
@@ -220,7 +221,7 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
     hops = routes.hops
     if not len(hops):
         return np.zeros(world, np.int64)
-    packing = hops["flow"][np.append(True, hops["flow"][1:] != hops["flow"][:-1])]  # each flow once
+    packing = hops["flow"][opens(hops["flow"])]  # each flow once
     depth = int(hops["depth"].max())
     packed = _fullest_round(routes.flows[packing], routes.flows["sender"][packing], 0, world, rounds)
     received = _fullest_round(
@@ -229,7 +230,7 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
     return 2 * (packed + received)
 
 
-def _fullest_round(flows: np.ndarray, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
+def _fullest_round(flows: Table, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
     """Bytes, by rank, of the fullest round when each flow passes its rank `late` rounds after its start."""
     late = np.broadcast_to(late, len(flows))
     first_hops = rounds - int(late.max(initial=0))

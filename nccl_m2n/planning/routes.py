@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows and hops: which stretch of which bundle travels which way."""
+"""Flows and hops: which bytes of which bundle travels which way."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.layout.intervals import offsets, opens
 from nccl_m2n.planning.bundles import Bundles
-from nccl_m2n.planning.feeds import Feeds
+from nccl_m2n.planning.feeds import Chains
 from nccl_m2n.planning.ranksets import RankTable
-from nccl_m2n.planning.tapes import Stretches, cut_tapes
+from nccl_m2n.planning.tapes import Shares, cut_tapes
 from nccl_m2n.planning.topology import Topology
+from nccl_m2n.typing import Bools, Ints, Table
 
 FLOW = np.dtype(
     [
@@ -41,30 +42,35 @@ HOP = np.dtype(
 class Routes:
     """Flows by bundle and start; hops by flow, depth and destination."""
 
-    flows: np.ndarray  # FLOW, chunks and phase still to be set
-    hops: np.ndarray  # HOP
+    flows: Table  # FLOW, chunks and phase still to be set
+    hops: Table  # HOP
 
 
-def route_feeds(bundles: Bundles, topology: Topology, feeds: Feeds) -> Routes:
-    """Cut every bundle in flows so that all ranks of each set carry the same, and route them."""
-    table = bundles.sets.table()
-    opens = np.flatnonzero(feeds.depth == 0)  # the first feed of each strand
+def route_chains(bundles: Bundles, topology: Topology, chains: Chains) -> Routes:
+    """Cut every bundle in flows so that all ranks of each set carry the same, and route them.
+
+    All chains are laid end to end, each as long as its bundle: a position on this line says which byte of which
+    chain is meant. Senders cut it in one way and the entries of each feed in another; between two neighbouring cuts
+    of either, one sender and one entry a feed serve all bytes, and that is a flow.
+    """
+    feeds, table = chains.feeds, bundles.sets.table()
+    heads = np.flatnonzero(chains.depth == 0)  # the first feed of each chain
     size = bundles.table["bytes"][feeds.bundle]
-    base = np.cumsum(size[opens]) - size[opens]  # all strands laid end to end
+    base = offsets(size[heads])
     order = _rails(bundles, table, topology)[feeds.bundle]
-    entries = cut_tapes(table, feeds.group, size, order)
-    senders = cut_tapes(table, feeds.senders[opens], size[opens], np.arange(len(opens)))
+    entries = cut_tapes(table, feeds.needers, size, order)
+    senders = cut_tapes(table, feeds.senders[heads], size[heads], np.arange(len(heads)))
     sending = base[senders.row] + senders.start
-    entering = base[feeds.strand[entries.row]] + entries.start
-    start = np.sort(np.concatenate([sending, entering]), kind="stable")  # runs merge in linear time
-    start = start[np.append(True, start[1:] != start[:-1])[: len(start)]]
-    strand = np.searchsorted(base, start, side="right") - 1
+    entering = base[chains.chain[entries.row]] + entries.start
+    start = np.sort(np.concatenate([sending, entering]), kind="stable")  # sorted lists merge in linear time
+    start = start[opens(start)]
+    chain = np.searchsorted(base, start, side="right") - 1
     sender = senders.rank[np.searchsorted(sending, start, side="right") - 1]
-    bundle = feeds.bundle[opens][strand]
-    lo = start - base[strand]
-    stop = np.append(start[1:], base[-1:] + size[opens][-1:])
-    flow, flows = _merge(bundle, lo, stop - base[strand], sender)
-    hops = _hops(feeds, table, entries, entering, start, strand, sender, flow)
+    bundle = feeds.bundle[heads][chain]
+    lo = start - base[chain]
+    stop = np.append(start[1:], base[-1:] + size[heads][-1:])
+    flow, flows = _merge(bundle, lo, stop - base[chain], sender)
+    hops = _hops(chains, table, entries, entering, start, chain, sender, flow)
     return Routes(flows, hops)
 
 
@@ -75,11 +81,11 @@ def _rails(bundles: Bundles, table: RankTable, topology: Topology) -> Ints:
     return np.where(table.counts[holders] == 1, rail, 0) * max(len(holders), 1) + np.arange(len(holders))
 
 
-def _merge(bundle: Ints, start: Ints, stop: Ints, sender: Ints) -> tuple[Ints, np.ndarray]:
-    """Number the flows; what one sender feeds to several strands is one flow, packed once."""
+def _merge(bundle: Ints, start: Ints, stop: Ints, sender: Ints) -> tuple[Ints, Table]:
+    """Number the flows; what one sender feeds to several chains is one flow, packed once."""
     sort = np.lexsort((stop, sender, start, bundle))
     key = np.stack([bundle, start, sender, stop])[:, sort]
-    new = np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))[: len(sort)]
+    new = opens(*key)
     flow = np.empty(len(sort), np.int64)
     flow[sort] = np.cumsum(new) - 1
     flows = np.zeros(int(new.sum()), FLOW)
@@ -88,42 +94,56 @@ def _merge(bundle: Ints, start: Ints, stop: Ints, sender: Ints) -> tuple[Ints, n
 
 
 def _hops(
-    feeds: Feeds,
+    chains: Chains,
     table: RankTable,
-    entries: Stretches,
-    position: Ints,
+    entries: Shares,
+    entering: Ints,
     start: Ints,
-    strand: Ints,
+    chain: Ints,
     sender: Ints,
     flow: Ints,
-) -> np.ndarray:
-    """One row a message: along the chain from entry to entry, in each group from the entry to all others."""
-    depth_of_entry = feeds.depth[entries.row]
-    source, alive, made = sender, np.arange(len(start)), []
-    for depth in range(int(feeds.depth.max(initial=-1)) + 1):
+) -> Table:
+    """One row a message: along the chain from entry to entry, in each feed from the entry to all others.
+
+    The chains' feeds are gone through depth by depth. At each depth, `entering` of its entries ascends, since chains
+    lie end to end, so the entry of a flow is the last one that starts at or before it. That entry may be one of an
+    earlier chain, where the flow's own chain has no feed at this depth: such a flow has reached its end.
+
+    Args:
+        chains: The feeds in the order of their chains.
+        table: The rank sets.
+        entries: Who takes in which share of each feed.
+        entering: (entries,) where each share starts, on the line of all chains laid end to end.
+        start: (flows of chains,) where each starts on that line.
+        chain: The chain of each.
+        sender: Who sends each first.
+        flow: The number of each; one flow may go along several chains.
+    """
+    feeds = chains.feeds
+    depth_of_entry, chain_of_entry = chains.depth[entries.row], chains.chain[entries.row]
+    source, made = sender.copy(), []
+    going = np.arange(len(start))  # flows whose chains have a feed at this depth
+    for depth in range(int(chains.depth.max(initial=-1)) + 1):
         here = np.flatnonzero(depth_of_entry == depth)
-        found = here[(np.searchsorted(position[here], start[alive], side="right") - 1).clip(min=0)]
-        reached = feeds.strand[entries.row[found]] == strand[alive]  # other strands end before this depth
-        alive, found = alive[reached], found[reached]
+        found = here[(np.searchsorted(entering[here], start[going], side="right") - 1).clip(min=0)]
+        reached = chain_of_entry[found] == chain[going]
+        going, found = going[reached], found[reached]
         entry, feed = entries.rank[found], entries.row[found]
-        made.append(hop_rows(flow[alive], source[alive], entry, depth, feeds.network[feed]))
-        row, member = table.members(feeds.group[feed])
+        made.append(hop_rows(flow[going], source[going], entry, depth, feeds.network[feed]))
+        row, member = table.members(feeds.needers[feed])
         other = member != entry[row]
         row, member = row[other], member[other]
-        made.append(hop_rows(flow[alive][row], entry[row], member, depth + 1, np.zeros(len(row), bool)))
-        source = source.copy()
-        source[alive] = entry
+        made.append(hop_rows(flow[going][row], entry[row], member, depth + 1, np.zeros(len(row), bool)))
+        source[going] = entry
     return sort_hops(np.concatenate([np.zeros(0, HOP), *made]))
 
 
-def sort_hops(hops: np.ndarray) -> np.ndarray:
+def sort_hops(hops: Table) -> Table:
     """Hops by flow, depth and destination: the order in which both ends of a pair list them."""
     return hops[np.lexsort((hops["destination"], hops["depth"], hops["flow"]))]
 
 
-def hop_rows(
-    flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, network: np.ndarray
-) -> np.ndarray:
+def hop_rows(flow: Ints, source: Ints, destination: Ints | int, depth: Ints | int, network: Bools) -> Table:
     """A table of hops out of its columns."""
     hops = np.zeros(len(flow), HOP)
     hops["flow"], hops["source"], hops["destination"] = flow, source, destination

@@ -2,7 +2,7 @@
 """Tapes: everything that one set of ranks must share out, laid end to end and cut evenly.
 
 Cutting the whole tape, rather than each bundle on its own, balances the set to the byte with the
-fewest cuts there can be: ``bundles + |set| - 1`` stretches instead of ``bundles × |set|``.
+fewest cuts there can be: ``bundles + |set| - 1`` shares instead of ``bundles × |set|``.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints, expand, overlaps
+from nccl_m2n.layout.intervals import expand, lengths, overlaps
 from nccl_m2n.planning.ranksets import RankTable
+from nccl_m2n.typing import Ints
 
 ALIGN = 16  # bytes; no cut falls between, so 16-byte accesses stay possible
 MIN_FLOW = 64 << 10  # bytes; less is not cut off, a message costs more than it carries
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """Who serves which part of each row; the parts of a row follow each other and leave nothing out."""
+class Shares:
+    """Who takes which share of each row; the shares of a row follow each other and leave nothing out."""
 
     row: Ints
     start: Ints  # bytes from the row's start
     rank: Ints
 
 
-def cut_tapes(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> Stretches:
+def cut_tapes(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> Shares:
     """Share rows out among the members of their sets.
 
     Args:
@@ -37,7 +38,7 @@ def cut_tapes(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> Stretch
         order: Numbers that say in which order rows of one set lie on its tape.
 
     Returns:
-        Stretches sorted by row and start.
+        Shares sorted by row and start.
     """
     one = table.counts[sets] == 1
     alone, several = np.flatnonzero(one), np.flatnonzero(~one)
@@ -48,7 +49,7 @@ def cut_tapes(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> Stretch
     if len(several):
         sort = np.lexsort((start, row))
         row, start, rank = row[sort], start[sort], rank[sort]
-    return Stretches(row, start, rank)
+    return Shares(row, start, rank)
 
 
 def _cut_shared(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
@@ -57,7 +58,7 @@ def _cut_shared(table: RankTable, sets: Ints, sizes: Ints, order: Ints) -> tuple
     start = stop - sizes[sort]
     used, first = np.unique(sets[sort], return_index=True)
     base = start[first]
-    length = np.diff(np.append(base, stop[-1:]))
+    length = lengths(base, int(sizes.sum()))
     tape, member = expand(table.counts[used])
     count = table.counts[used]
     short = length < MIN_FLOW * count

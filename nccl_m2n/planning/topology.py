@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_RANKS, made_by, rank_number, several, whole_number, whole_numbers
 from nccl_m2n.errors import PlanError
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, init=False)
@@ -34,13 +37,17 @@ class Topology:
     domains: tuple[tuple[int, ...], ...]
 
     def __init__(self, domains: Sequence[Iterable[int]]) -> None:
-        made = tuple(tuple(int(r) for r in domain) for domain in domains)
+        hint = "one list of ranks for each domain; Topology.single(ranks) makes one of all"
+        made = tuple(
+            _ranks(domain, "the ranks of a domain", hint)
+            for domain in several(domains, "domains", error=PlanError, hint=hint)
+        )
         object.__setattr__(self, "domains", made)
         if not made:
             raise PlanError("expected at least one domain, got none; Topology.single(ranks) makes one of all")
         ranks = [r for domain in made for r in domain]
-        if len(set(ranks)) != len(ranks) or any(r < 0 for r in ranks) or not all(made):
-            twice = sorted({r for r in ranks if ranks.count(r) > 1})
+        if len(set(ranks)) != len(ranks) or not all(made):
+            twice = [r for r, times in sorted(Counter(ranks).items()) if times > 1]
             raise PlanError(
                 "expected each rank in one domain and no domain empty, got "
                 + (f"rank {', '.join(map(str, twice))} in several domains" if twice else f"domains {made}")
@@ -49,14 +56,14 @@ class Topology:
     @classmethod
     def regular(cls, ranks: int, per_domain: int) -> Topology:
         """Ranks ``0 … ranks - 1`` in domains of `per_domain` neighbours; the last may have fewer."""
-        if ranks < 1 or per_domain < 1:
-            raise PlanError(f"expected at least one rank and one rank a domain, got {ranks} and {per_domain}")
+        ranks = whole_number(ranks, "the number of ranks", least=1, most=MAX_RANKS, error=PlanError)
+        per_domain = whole_number(per_domain, "ranks a domain", least=1, error=PlanError)
         return cls([range(a, min(a + per_domain, ranks)) for a in range(0, ranks, per_domain)])
 
     @classmethod
     def single(cls, ranks: Iterable[int]) -> Topology:
         """All ranks in one domain: one machine."""
-        return cls([tuple(ranks)])
+        return cls([_ranks(ranks, "the ranks of a domain")])
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -85,12 +92,13 @@ class Topology:
         Raises:
             PlanError: If it is in none.
         """
+        rank = rank_number(rank, error=PlanError)
         self.require([rank])
         return int(self.domain_table[rank])
 
     def require(self, ranks: Iterable[int]) -> None:
         """Refuse ranks that are in no domain."""
-        missing = sorted(set(ranks) - set(self.ranks))
+        missing = sorted(set(_ranks(ranks, "ranks")) - set(self.ranks))
         if missing:
             raise PlanError(
                 f"expected every rank of the plan in a domain of the topology, got none for rank "
@@ -102,3 +110,14 @@ class Topology:
         sizes = sorted({len(domain) for domain in self.domains})
         domains = f"{len(self.domains)} domain" + "s" * (len(self.domains) != 1)
         return f"{len(self.ranks)} ranks in {domains} of {'-'.join(map(str, sizes))}"
+
+
+def as_topology(value: Any) -> Topology:
+    """A topology as it is, or an error."""
+    return made_by(value, Topology, "topology", error=PlanError, hint="write Topology(domains)")
+
+
+def _ranks(ranks: Iterable[int], what: str, hint: str = "") -> tuple[int, ...]:
+    if isinstance(ranks, set | frozenset):
+        ranks = sorted(ranks)
+    return whole_numbers(ranks, what, least=0, most=MAX_RANKS - 1, error=PlanError, hint=hint)

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints
 from nccl_m2n.planning.bundles import Bundles
+from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.topology import Topology
-
-if TYPE_CHECKING:
-    from nccl_m2n.planning.plan import Plan
+from nccl_m2n.typing import Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,20 +32,20 @@ class Traffic:
         return int(max(self.sent.max(initial=0), self.received.max(initial=0)))
 
 
-def count_traffic(plan: Plan) -> Traffic:
-    """Count what every hop of a plan carries."""
-    hops, flows = plan.hops, plan.flows
+def count_traffic(bundles: Bundles, routes: Routes, topology: Topology) -> Traffic:
+    """Count what every hop carries."""
+    hops, flows = routes.hops, routes.flows
     size = (flows["stop"] - flows["start"])[hops["flow"]]
-    loads = np.zeros((4, plan.world), np.int64)
+    loads = np.zeros((4, bundles.world), np.int64)
     for tier, network in enumerate((True, False)):
         chosen = hops["network"] == network
         np.add.at(loads[2 * tier], hops["source"][chosen], size[chosen])
         np.add.at(loads[2 * tier + 1], hops["destination"][chosen], size[chosen])
     return Traffic(
         int(loads[0].sum()),
-        network_bound(plan.bundles, plan.topology),
+        network_bound(bundles, topology),
         int(loads[2].sum()),
-        _local_bytes(plan.bundles),
+        _local_bytes(bundles),
         *loads,
     )
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_m2n.checks import plain_text
 from nccl_m2n.dtypes import dtype_name, is_float, item_size, narrower
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
-from nccl_m2n.layout.layout import shape_text
+from nccl_m2n.layout.layout import as_layout
+from nccl_m2n.layout.shape import shape_text
 
 
 @dataclass(frozen=True, init=False)
@@ -43,10 +45,10 @@ class Transfer:
         name: str = "tensor",
         destination_dtype: Any = None,
     ) -> None:
-        object.__setattr__(self, "source", source)
-        object.__setattr__(self, "destination", destination)
+        for side, layout in (("source", source), ("destination", destination)):
+            object.__setattr__(self, side, as_layout(layout, side, PlanError))
         object.__setattr__(self, "dtype", dtype_name(dtype))
-        object.__setattr__(self, "name", str(name))
+        object.__setattr__(self, "name", plain_text(name, "the name of a tensor", error=PlanError))
         other = self.dtype if destination_dtype is None else dtype_name(destination_dtype)
         object.__setattr__(self, "destination_dtype", other)
         if source.shape != destination.shape:

@@ -19,7 +19,6 @@ from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import DisagreementError, LayoutError
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.layout import Layout
-from nccl_m2n.planning.describe import layout_data, read_layout
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.agree import attempt, raise_together
@@ -116,7 +115,7 @@ def _describe(number: int, parameters: Iterable[Parameter]) -> Iterator[bytes]:
             names = near[id(p.layout), dtype] = groups.setdefault((p.layout, dtype), [])
         names.append(p.name)
     for (layout, dtype), names in groups.items():
-        what = None if layout is None else layout_data(layout)
+        what = None if layout is None else layout.data()
         yield json.dumps([number, what, dtype, names]).encode()
 
 
@@ -126,7 +125,7 @@ def _interned(data: Mapping[str, Any] | None, known: dict[str, Layout]) -> Layou
         return None
     key = json.dumps({k: v for k, v in data.items() if k != "names"})
     if key not in known:
-        known[key] = read_layout(data)
+        known[key] = Layout.read(data)
     return known[key]
 
 

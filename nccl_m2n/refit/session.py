@@ -12,7 +12,7 @@ from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.planning.plan import DEFAULT_STAGING_BYTES
+from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES, Broadcast
 from nccl_m2n.refit.deliver import Delivery, Load
 from nccl_m2n.refit.exchange import exchange_parameters

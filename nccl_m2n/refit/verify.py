@@ -11,9 +11,9 @@ import numpy as np
 
 from nccl_m2n.execution.bits import bits, checksum
 from nccl_m2n.execution.views import view_array
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Plan
-from nccl_m2n.planning.places import CellsOfRank, cells_of_rank
+from nccl_m2n.planning.rank_cells import CellsOfRank, cells_of_rank
 from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
@@ -108,6 +108,6 @@ def _sum_tensor(
     whole = bits(view_array(array), layout.local_shape(rank), types if side == "source" else types[1:])
     own = slice(MAX_NDIM - layout.ndim, None)  # the dimensions that the tensor has
     for row in rows.tolist():
-        at, extent = cells.place["offset"][row][own], cells.place["extent"][row][own]
+        at, extent = cells.local["offset"][row][own], cells.local["extent"][row][own]
         box = tuple(slice(a, a + n) for a, n in zip(at.tolist(), extent.tolist(), strict=True))
         sums["sum"][row] = checksum(whole[box], cells.start[row][own].tolist(), layout.shape)

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from html import escape
 
-from nccl_m2n.errors import LayoutError
+from nccl_m2n.checks import made_by
+from nccl_m2n.errors import LayoutError, PlanError
 from nccl_m2n.layout import Layout
+from nccl_m2n.layout.layout import as_layout
 from nccl_m2n.planning import Plan
-from nccl_m2n.planning.table import plan_rows, title
 from nccl_m2n.show.pictures import svg_layout
 from nccl_m2n.show.text import text_layout
 
 
 def html_layout(layout: Layout) -> str:
     """A layout as a picture with its description under it, or as text where no picture can be drawn."""
+    as_layout(layout, "the layout")
     try:
         picture = svg_layout(layout)
     except LayoutError:
@@ -24,11 +26,12 @@ def html_layout(layout: Layout) -> str:
 
 def html_plan(plan: Plan) -> str:
     """A plan as the table that it prints, one column a method."""
-    header, *rows = plan_rows(plan)
+    made_by(plan, Plan, "the plan", error=PlanError)
+    header, *rows = plan.rows()
     head = "".join(f'<th style="text-align:right;padding-left:1.2em">{escape(cell)}</th>' for cell in header)
     body = "\n".join(f"<tr>{_label(row[0])}{''.join(map(_number, row[1:]))}</tr>" for row in rows)
     return (
-        f"<table>\n<caption>{escape(title(plan))}</caption>\n"
+        f"<table>\n<caption>{escape(plan.title)}</caption>\n"
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout import Box, Layout
+from nccl_m2n.layout.layout import as_layout
 from nccl_m2n.show import svg
 from nccl_m2n.show.panel import Panel, Tile
 from nccl_m2n.show.regions import Region, cuts, overlaps_of, regions
@@ -36,7 +37,7 @@ def svg_layout(layout: Layout) -> str:
         >>> svg_layout(Layout((8, 8), Mesh([0, 1]), [Shard(0)])).startswith("<svg")
         True
     """
-    held = _drawable(layout)
+    held = _drawable(as_layout(layout, "the layout"))
     fills = _fills(held)
     panels = _panels([_tile(region, fills[region.ranks]) for region in held], held, layout.shape)
     width, height, parts = _arrange(panels, 2.0, 2.0, PAGE)
@@ -53,6 +54,7 @@ def svg_reshard(source: Layout, destination: Layout) -> str:
     Raises:
         LayoutError: If the shapes differ, the tensor has no elements, or there are too many boxes.
     """
+    as_layout(source, "source"), as_layout(destination, "destination")
     if source.shape != destination.shape:
         raise LayoutError(
             f"expected a source and a destination of one shape, got {source.shape} and {destination.shape}"

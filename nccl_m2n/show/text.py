@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from nccl_m2n.layout import Layout
+from nccl_m2n.layout.layout import as_layout
 
 MOST_ROWS = 32
 
@@ -22,6 +23,7 @@ def text_layout(layout: Layout) -> str:
            2  (1, 2)       [4:5, 0:2] at (0, 0)
            3  (0, 2)       –
     """
+    as_layout(layout, "the layout")
     rows = [("rank", "local shape", "pieces")]
     for rank in layout.ranks[:MOST_ROWS]:
         pieces = "; ".join(map(str, layout.pieces(rank)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from nccl_m2n.errors import PlanError
+from nccl_m2n.checks import real_number
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,4 @@ class Links:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not (value > 0 or (value == 0 and field.name == "round_seconds")):
-                raise PlanError(f"expected a {field.name} of more than 0, got {value!r}")
+            real_number(getattr(self, field.name), field.name, zero=field.name == "round_seconds")

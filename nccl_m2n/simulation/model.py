@@ -9,18 +9,18 @@ Packing for the next round and unpacking of the last one run beside a round, as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.intervals import Ints
+from nccl_m2n.checks import made_by
+from nccl_m2n.errors import PlanError
+from nccl_m2n.layout.intervals import opens
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rounds import chunks_in_round
 from nccl_m2n.simulation.links import Links
 from nccl_m2n.simulation.timeline import Timeline
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from nccl_m2n.typing import Floats, Ints, Table
 
 GB = 1e9  # bytes
 
@@ -43,10 +43,13 @@ def simulate(plan: Plan, links: Links | None = None) -> Timeline:
         >>> f"{timeline.seconds:.3f} s, of which {timeline.wire_seconds:.3f} s for the bytes"
         '0.135 s, of which 0.134 s for the bytes'
     """
-    speeds = links or Links()
+    made_by(plan, Plan, "the plan", error=PlanError, hint="make one with plan(transfers, topology)")
+    speeds = (
+        Links() if links is None else made_by(links, Links, "links", error=PlanError, hint="write Links(…)")
+    )
     local = _local_bytes(plan) / (speeds.pack_gbytes * GB)
     if not plan.rounds:
-        return Timeline(plan, speeds, np.zeros((0, plan.world)), local, np.zeros((4, plan.world)))
+        return Timeline(plan, speeds, simulate, np.zeros((0, plan.world)), local, np.zeros((4, plan.world)))
     hops = _Hops.of(plan)
     beside = local / plan.rounds  # local copies are spread over the rounds
     ends, busy = np.zeros((plan.rounds, plan.world)), np.zeros((4, plan.world))
@@ -58,11 +61,11 @@ def simulate(plan: Plan, links: Links | None = None) -> Timeline:
         ends[x] = clock = np.maximum(load.finish(clock, speeds.round_seconds), copied)
         busy += load.links
         unpacked, load = load.unpacked, following
-    return Timeline(plan, speeds, ends, clock + unpacked, busy)
+    return Timeline(plan, speeds, simulate, ends, clock + unpacked, busy)
 
 
 @dataclass(frozen=True)
-class _Load:
+class _Round:
     """What one round asks of every rank, in seconds."""
 
     source: Ints  # of each message
@@ -87,7 +90,7 @@ class _Hops:
     """The hops of a plan, column by column."""
 
     plan: Plan
-    flows: np.ndarray  # the flow of each hop
+    flows: Table  # the flow of each hop
     source: Ints
     destination: Ints
     depth: Ints
@@ -97,13 +100,12 @@ class _Hops:
     @classmethod
     def of(cls, plan: Plan) -> _Hops:
         hops = plan.hops
-        opens = np.append(True, hops["flow"][1:] != hops["flow"][:-1])[: len(hops)]
         source, destination, depth, network = (
             np.ascontiguousarray(hops[name]) for name in ("source", "destination", "depth", "network")
         )
-        return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens)
+        return cls(plan, plan.flows[hops["flow"]], source, destination, depth, network, opens(hops["flow"]))
 
-    def load(self, number: int, links: Links) -> _Load:
+    def load(self, number: int, links: Links) -> _Round:
         """What round `number` asks of every rank."""
         row, size = chunks_in_round(self.flows, self.plan.chunk_rounds, number - self.depth)
         source, destination, network = self.source[row], self.destination[row], self.network[row]
@@ -116,7 +118,7 @@ class _Hops:
         opens = self.opens[row]
         packed = self._by_rank(source[opens], size[opens]) / (links.pack_gbytes * GB)
         unpacked = self._by_rank(destination, size) / (links.pack_gbytes * GB)
-        return _Load(source, destination, loads, packed, unpacked)
+        return _Round(source, destination, loads, packed, unpacked)
 
     def _by_rank(self, ranks: Ints, size: Ints) -> Floats:
         return np.bincount(ranks, size, minlength=self.plan.world).astype(float, copy=False)

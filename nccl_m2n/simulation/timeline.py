@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nccl_m2n.planning.table import compared_plans, title
+from nccl_m2n.planning import Plan
 from nccl_m2n.simulation.links import Links
 from nccl_m2n.text import align_table, bytes_text
-
-if TYPE_CHECKING:
-    from nccl_m2n.planning import Plan
+from nccl_m2n.typing import Floats
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,9 +21,10 @@ class Timeline:
 
     plan: Plan
     links: Links
-    ends: Any  # (rounds, world) seconds after the start at which a rank is through with a round
-    finished: Any  # (world,) seconds after the start at which a rank has unpacked everything
-    busy: Any  # (4, world) busy seconds of each rank's links, see below
+    model: Callable[[Plan, Links], Timeline]  # that found it, and finds the same of other plans
+    ends: Floats  # (rounds, world) seconds after the start at which a rank is through with a round
+    finished: Floats  # (world,) seconds after the start at which a rank has unpacked everything
+    busy: Floats  # (4, world) busy seconds of each rank's links, see below
 
     @property
     def seconds(self) -> float:
@@ -33,27 +32,27 @@ class Timeline:
         return float(self.finished.max(initial=0.0))
 
     @cached_property
-    def round_seconds(self) -> Any:
+    def round_seconds(self) -> Floats:
         """By round, seconds by which it moves the slowest rank on, shape (rounds,)."""
         return np.diff(self.ends.max(axis=1, initial=0.0), prepend=0.0)
 
     @property
-    def network_sent(self) -> Any:
+    def network_sent(self) -> Floats:
         """Seconds for which each rank's NIC is busy sending, shape (world,)."""
         return self.busy[0]
 
     @property
-    def network_received(self) -> Any:
+    def network_received(self) -> Floats:
         """Seconds for which each rank's NIC is busy receiving, shape (world,)."""
         return self.busy[1]
 
     @property
-    def nvlink_sent(self) -> Any:
+    def nvlink_sent(self) -> Floats:
         """Seconds for which each rank is busy sending within its domain, shape (world,)."""
         return self.busy[2]
 
     @property
-    def nvlink_received(self) -> Any:
+    def nvlink_received(self) -> Floats:
         """Seconds for which each rank is busy receiving within its domain, shape (world,)."""
         return self.busy[3]
 
@@ -76,15 +75,13 @@ class Timeline:
 
     def compare(self) -> list[Timeline]:
         """The same transfers over the same links by the other methods that `print(plan)` lists."""
-        from nccl_m2n.simulation.model import simulate
-
-        return [simulate(plan, self.links) for plan in compared_plans(self.plan)]
+        return [self.model(plan, self.links) for plan in self.plan.compared()]
 
     def __repr__(self) -> str:
         return f"<Timeline: {seconds_text(self.seconds)} in {len(self.ends)} rounds>"
 
     def __str__(self) -> str:
-        return f"{title(self.plan)}\n{_speeds(self.links)}\n{align_table(timeline_rows(self))}"
+        return f"{self.plan.title}\n{_speeds(self.links)}\n{align_table(timeline_rows(self))}"
 
 
 LABELS = (
@@ -104,7 +101,7 @@ LABELS = (
 def timeline_rows(timeline: Timeline) -> list[list[str]]:
     """The table's cells: a header, then one row a quantity; labels first, then one column a method."""
     columns = [timeline, *timeline.compare()]
-    header = ["", *[c.plan.options.method.replace("_", "+") for c in columns]]
+    header = ["", *[c.plan.figures().name for c in columns]]
     rows = zip(LABELS, *[_column(c, timeline.seconds) for c in columns], strict=True)
     return [header, *map(list, rows)]
 

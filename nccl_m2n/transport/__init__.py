@@ -5,5 +5,14 @@ from nccl_m2n.transport.base import Message, PreparedRound, Transport
 from nccl_m2n.transport.local import LocalTransport
 from nccl_m2n.transport.mpi import MpiTransport
 from nccl_m2n.transport.nccl import NcclTransport
+from nccl_m2n.transport.tcp import SocketTransport
 
-__all__ = ["LocalTransport", "Message", "MpiTransport", "NcclTransport", "PreparedRound", "Transport"]
+__all__ = [
+    "LocalTransport",
+    "Message",
+    "MpiTransport",
+    "NcclTransport",
+    "PreparedRound",
+    "SocketTransport",
+    "Transport",
+]

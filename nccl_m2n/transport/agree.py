@@ -6,60 +6,104 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from nccl_m2n import errors
 from nccl_m2n.errors import DisagreementError, M2nError
 from nccl_m2n.text import short_ranks
-from nccl_m2n.transport.base import Transport
+from nccl_m2n.transport.ranks import Ranks
+from nccl_m2n.typing import Json
+
+Result = TypeVar("Result")
 
 MAX_REPORTS = 8  # ranks whose errors one message quotes
 
 
+def together(
+    ranks: Ranks,
+    purpose: str,
+    work: Callable[[int], Result],
+    *,
+    facts: Callable[[Mapping[int, Result]], Mapping[str, Json]] | None = None,
+    details: Callable[[], Mapping[str, Json]] | None = None,
+    limit: float | None = None,
+) -> dict[int, Result]:
+    """Do the work of each local rank; if it fails anywhere, all ranks raise the same error. Collective.
+
+    Args:
+        ranks: Who has to agree.
+        purpose: What for, in a few words; equal on all ranks.
+        work: What to do for one rank. It may not wait for other ranks.
+        facts: What of the results must be equal on all ranks: JSON data by name. They are compared in the order
+            given, and the first that differs is told, with the values and their ranks.
+        details: More facts, exchanged only where the first ones differ, to say what the difference is.
+        limit: Seconds that the exchange may take; None for that of `ranks`.
+
+    Returns:
+        The result of each local rank.
+
+    Raises:
+        M2nError: The first failing rank's kind of error; `DisagreementError` if facts differ, or if ranks came
+            for another purpose.
+        TransportError: If the ranks cannot exchange anything any more.
+    """
+    failures: dict[int, Exception] = {}
+    made: dict[int, Result] = {}
+    for rank in ranks.local_ranks:
+        try:
+            made[rank] = work(rank)
+        except Exception as error:  # whatever it is, the peers must hear of it instead of waiting
+            failures[rank] = error
+    said = "{}"
+    if facts is not None and not failures:
+        try:
+            said = json.dumps(facts(made))
+        except Exception as error:
+            failures[ranks.local_ranks[0]] = error
+    _agree(ranks, purpose, failures, said, details, limit)
+    return made
+
+
 def attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) -> Any:
-    """Do one rank's share of the work, keeping its error for `raise_together`."""
+    """Do one rank's share of the work, keeping its error for `raise_together`. To go: use `together`."""
     try:
         return work()
-    except Exception as error:  # whatever it is, the peers must hear of it instead of waiting
+    except Exception as error:
         failures[rank] = error
         return None
 
 
 def raise_together(
-    transport: Transport,
+    transport: Ranks,
     failures: Mapping[int, Exception],
-    facts: Mapping[str, Any],
-    details: Callable[[], Mapping[str, Any]] | None = None,
+    facts: Mapping[str, Json],
+    details: Callable[[], Mapping[str, Json]] | None = None,
 ) -> None:
-    """Raise the same error on every rank if any rank failed or the ranks' facts differ. Collective.
+    """Raise the same error on every rank if any rank failed or the ranks' facts differ. To go: use `together`."""
+    _agree(transport, "agree", failures, json.dumps(facts), details, None)
 
-    Args:
-        transport: Joins the ranks.
-        failures: Errors of local ranks, to be raised everywhere.
-        facts: What must be equal on all ranks; JSON data by name. They are compared by the order given and
-            the first that differs is reported with the values and their ranks.
-        details: More facts, exchanged only where the first ones differ, to say what the difference is.
 
-    Raises:
-        M2nError: The first failing rank's kind of error; `DisagreementError` if facts differ.
-    """
-    mine = json.dumps(facts)
-    reports = [
-        json.loads(report)
-        for report in transport.exchange(
-            {
-                rank: json.dumps([_error_data(failures.get(rank)), mine]).encode()
-                for rank in transport.local_ranks
-            }
-        )
-    ]
+def _agree(
+    ranks: Ranks,
+    purpose: str,
+    failures: Mapping[int, Exception],
+    said: str,
+    details: Callable[[], Mapping[str, Json]] | None,
+    limit: float | None,
+) -> None:
+    own = next(iter(failures.values()), None)
+    mine = {rank: json.dumps([_error_data(failures.get(rank)), said]).encode() for rank in ranks.local_ranks}
+    try:
+        reports = [json.loads(report) for report in ranks.exchange(mine, purpose, limit)]
+    except M2nError as error:  # it hides what went wrong here
+        raise error from own or error.__cause__
     failed = {rank: error for rank, (error, _) in enumerate(reports) if error is not None}
     if failed:
-        _raise_failure(failed, failures)
+        raise _failure(failed) from own
     texts = [text for _, text in reports]
     if len(set(texts)) > 1:
         if details is not None:  # every rank has seen the same texts, so all of them go on to this
-            raise_together(transport, {}, details())
+            together(ranks, f"{purpose}: details", lambda _: None, facts=lambda _: details(), limit=limit)
         raise _difference([json.loads(text) for text in texts])
 
 
@@ -70,15 +114,15 @@ def _error_data(error: Exception | None) -> list[str] | None:
     return [name, str(error) if isinstance(error, M2nError) else f"{name}: {error}"]
 
 
-def _raise_failure(failed: Mapping[int, Sequence[str]], failures: Mapping[int, Exception]) -> None:
+def _failure(failed: Mapping[int, Sequence[str]]) -> M2nError:
     by_text: dict[tuple[str, str], list[int]] = {}
     for rank, (kind, text) in failed.items():
         by_text.setdefault((kind, text), []).append(rank)
     lines = [f"rank {short_ranks(ranks)}: {text}" for (_, text), ranks in by_text.items()]
     if len(lines) > MAX_REPORTS:
         lines[MAX_REPORTS:] = [f"… and {len(lines) - MAX_REPORTS} more"]
-    kind = getattr(errors, next(iter(by_text))[0], errors.TransportError)
-    raise kind("\n".join(lines)) from next(iter(failures.values()), None)
+    first: type[M2nError] = getattr(errors, next(iter(by_text))[0], M2nError)
+    return first("\n".join(lines))
 
 
 def _difference(facts: Sequence[Mapping[str, Any]]) -> M2nError:

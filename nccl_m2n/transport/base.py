@@ -4,9 +4,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from nccl_m2n.transport.ranks import Ranks
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +47,10 @@ class PreparedRound(ABC):
         """Release what was prepared, once no message is under way."""
 
 
-class Transport(ABC):
+class Transport(Ranks):
     """A fixed set of ranks that can send bytes to each other."""
 
-    size: int
-    local_ranks: tuple[int, ...]  # those that this process drives
     memory: Literal["host", "device"]
-
-    @abstractmethod
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order. Collective, and limited in time.
-
-        Args:
-            messages: What each local rank contributes.
-        """
 
     @abstractmethod
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
@@ -69,27 +64,19 @@ class Transport(ABC):
         """The ranks of each NVLink domain. Collective."""
         labels = {rank: label.encode() for rank, label in self.domain_labels().items()}
         domains: dict[bytes, list[int]] = {}
-        for rank, label in enumerate(self.exchange(labels)):
+        for rank, label in enumerate(self.exchange(labels, "discover the domains")):
             domains.setdefault(label, []).append(rank)
         return list(domains.values())
 
-    def keep(self, thing: Any) -> None:
+    def keep(self, thing: object) -> None:
         """Hold on to memory that an unfinished run may still touch, for as long as this transport lives."""
         self.__dict__.setdefault("_kept", []).append(thing)
 
-    @abstractmethod
-    def abort(self) -> None:
-        """Give up: no further message will be sent, and pending ones end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release what this transport made. May be called twice."""
-
-    def __enter__(self) -> Transport:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         else:  # peers may be anywhere: an orderly end, which takes all ranks, would hang
-            self.abort()
+            self.abort(f"was left by {type(error).__name__}")

@@ -243,16 +243,15 @@ def addresses_of(host: str, ports: Iterable[int], limit: float) -> list[Address]
     return [(family, (name[0], port, *name[2:])) for family, name in ends for port in ports]
 
 
-def open_listener(host: str, ports: Iterable[int], backlog: int) -> socket.socket:
-    """A listener on the first port that is free; on a loopback address only where that is the host's.
+def open_listener(address: str, ports: Iterable[int], backlog: int) -> socket.socket:
+    """A listener at one of this host's addresses, or at all of them if that is empty, on the first port that is free.
 
     Raises:
         OSError: If none is free.
     """
-    inner = is_loopback(host)
-    dual = not inner and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual or (inner and ":" in host) else socket.AF_INET
-    at = "" if not inner else host.replace("localhost", "127.0.0.1")
+    dual = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual or ":" in address else socket.AF_INET
+    at = "127.0.0.1" if address == "localhost" else address
     reason = OSError("no port to try")
     for port in ports:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_RANKS, whole_number
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
@@ -28,17 +29,15 @@ class LocalTransport(Transport):
     memory = "host"
 
     def __init__(self, ranks: int) -> None:
-        if ranks < 1:
-            raise TransportError(f"expected at least one rank, got {ranks}")
-        self.size = ranks
-        self.local_ranks = tuple(range(ranks))
+        self.size = whole_number(ranks, "the number of ranks", least=1, most=MAX_RANKS, error=TransportError)
+        self.local_ranks = tuple(range(self.size))
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order."""
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         return [messages[rank] for rank in self.local_ranks]
 
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
         """Pair sends with receives: within a pair of ranks in posting order, as NCCL and MPI do."""
+        self.require_usable()
         pairs: dict[tuple[int, int], list[list[Any]]] = defaultdict(lambda: [[], []])
         for m in messages:
             ends = (m.rank, m.peer) if m.send else (m.peer, m.rank)
@@ -55,12 +54,6 @@ class LocalTransport(Transport):
     def domain_labels(self) -> dict[int, str]:
         """One domain: one process."""
         return dict.fromkeys(self.local_ranks, "process")
-
-    def abort(self) -> None:
-        """Nothing is pending between calls."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def __repr__(self) -> str:
         return f"LocalTransport(ranks={self.size})"

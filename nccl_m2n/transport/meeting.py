@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from nccl_m2n.errors import CommandError, M2nError, TransportError, VerificationError
 from nccl_m2n.text import pip_install, short_ranks
 from nccl_m2n.transport.agree import raise_together
+from nccl_m2n.transport.ranks import Ranks
 
 Result = TypeVar("Result")
 
@@ -63,7 +64,7 @@ class Place:
         return cls("none")
 
 
-class Meeting:
+class Meeting(Ranks):
     """All processes of the job, able to exchange bytes from the start; alone, one process.
 
     Args:
@@ -78,14 +79,15 @@ class Meeting:
         self.place, self.lacking = place or Place("none"), lacking
         self.rank, self.size = 0, 1
         self._mpi: Any = None
-        self._exchange: Callable[[bytes], list[bytes]] = lambda payload: [payload]
+        self._exchange: Callable[[bytes, float], list[bytes]] = lambda payload, _: [payload]
         if self.place.launcher == "mpi":
             self._meet_by_mpi()
         elif self.place.launcher == "torchrun":
             from nccl_m2n.transport.rendezvous import Rendezvous
 
-            link = Rendezvous.from_environment()
-            self.rank, self.size, self._exchange, self._link = link.rank, link.size, link.exchange, link
+            self._link = link = Rendezvous.from_environment()
+            self.rank, self.size = link.rank, link.size
+            self._exchange = lambda payload, deadline: link._gather({link.rank: payload}, deadline)
         self.local_ranks = (self.rank,)
 
     def _meet_by_mpi(self) -> None:
@@ -108,15 +110,18 @@ class Meeting:
                 f"{self.size}: it is another MPI's launcher; use the library's own mpiexec, most often in "
                 f"{os.path.dirname(sys.executable)}"
             )
-        self._exchange = lambda payload: self.transport.exchange({self.rank: payload})
+        self._exchange = lambda payload, deadline: self.transport._gather({self.rank: payload}, deadline)
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All processes' bytes, in rank order. Collective."""
-        return self._exchange(messages[self.rank])
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
+        return self._exchange(messages[self.rank], deadline)
+
+    def _give_up(self) -> None:
+        if self.place.launcher == "torchrun":
+            self._link.abort(self.broken or "")
 
     def share(self, payload: bytes) -> list[bytes]:
         """The same, for this process's own bytes. Collective."""
-        return self._exchange(payload)
+        return self.exchange({self.rank: payload})
 
     @property
     def world(self) -> Any:
@@ -130,7 +135,7 @@ class Meeting:
         elif self.place.launcher == "torchrun":
             self._link.close()
 
-    def abort(self, status: int) -> NoReturn:
+    def end_all(self, status: int) -> NoReturn:
         """End this process, and with it all others: they may be waiting for it."""
         sys.stdout.flush()
         sys.stderr.flush()

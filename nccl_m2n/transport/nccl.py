@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.transport.base import DeviceBuffer, Message, Transport
 from nccl_m2n.transport.deadline import poll, run_within
@@ -44,7 +45,7 @@ class NcclTransport(Transport):
     def __init__(
         self, communicator: Any, *, exchange: Exchange | None = None, timeout: float = 120.0
     ) -> None:
-        address = address_of(communicator)
+        address, timeout = address_of(communicator), limit_seconds(timeout, endless=False)
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
@@ -83,7 +84,11 @@ class NcclTransport(Transport):
         meeting = Rendezvous.from_environment(timeout=timeout)
         if device is None:
             device = int(os.environ.get("LOCAL_RANK", meeting.rank)) % device_count()
-        return cls._start(meeting.rank, meeting.size, device, meeting.exchange, timeout, keep=meeting)
+
+        def exchange(payload: bytes) -> list[bytes]:
+            return meeting.exchange({meeting.rank: payload})
+
+        return cls._start(meeting.rank, meeting.size, device, exchange, timeout, keep=meeting)
 
     @classmethod
     def init_all(cls, devices: int | Sequence[int] | None = None, *, timeout: float = 120.0) -> NcclTransport:
@@ -138,25 +143,22 @@ class NcclTransport(Transport):
             raise TransportError(
                 f"expected one rank or all {self.size} in this process, got ranks {self.local_ranks}"
             )
-        self._open = True
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # what holds captured graphs: `release_graph()`
         self._exchange = exchange
         if exchange is None and len(self.local_ranks) < self.size:
             device = self.devices[self.local_ranks[0]]
-            self._exchange = DeviceExchange(self._gather, self.wait, self.size, device, timeout)
+            self._exchange = DeviceExchange(self._gather_on_device, self.wait, self.size, device, timeout)
 
     # What every transport does
 
-    def exchange(self, messages: Mapping[int, bytes]) -> list[bytes]:
-        """All ranks' bytes, in rank order. Collective."""
-        self._require_open()
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         if self._exchange is None:
             return [messages[rank] for rank in range(self.size)]
         return self._exchange(messages[self.local_ranks[0]])
 
     def prepare(self, messages: Sequence[Message]) -> PreparedGroup:
         """One NCCL group of the messages of all local ranks, each buffer a `DeviceBuffer`."""
-        self._require_open()
+        self.require_usable()
         bindings = self._bindings
         calls: dict[int, list[tuple[Any, ...]]] = {}
         for message in messages:
@@ -167,7 +169,7 @@ class NcclTransport(Transport):
 
     def domain_labels(self) -> dict[int, str]:
         """A text for each local rank, equal on the ranks that NVLink joins."""
-        self._require_open()
+        self.require_usable()
         return {
             rank: domain_label(self._bindings, handle, self.devices[rank])
             for rank, handle in self._communicators.items()
@@ -175,7 +177,7 @@ class NcclTransport(Transport):
 
     def communicator(self, rank: int) -> Any:
         """The low-level handle of a local rank's communicator."""
-        self._require_open()
+        self.require_usable()
         return self._communicators[rank]
 
     def connect(self, pairs: Iterable[tuple[int, int, bool]]) -> None:
@@ -234,7 +236,7 @@ class NcclTransport(Transport):
                 f"a peer is gone or late"
             )
 
-    def _gather(self, sent: int, received: int, nbytes: int, stream: int) -> None:
+    def _gather_on_device(self, sent: int, received: int, nbytes: int, stream: int) -> None:
         byte, handle = self._bindings.DataType.Int8, self._communicators[self.local_ranks[0]]
         checked(self._bindings.all_gather, sent, received, nbytes, int(byte), handle, stream)
 
@@ -244,34 +246,22 @@ class NcclTransport(Transport):
         Raises:
             TransportError: With NCCL's own words; the transport is aborted.
         """
-        self._require_open()
+        self.require_usable()
         bindings = self._bindings
         for rank, handle in self._communicators.items():
             state = bindings.comm_get_async_error(handle)
             if state not in (bindings.Result.Success, bindings.Result.InProgress):
                 text = f"{bindings.get_error_string(state)}; last error: {bindings.get_last_error(handle)}"
-                self.abort()
+                self.abort(f"broke: NCCL failed on rank {rank}: {text}")
                 raise TransportError(f"NCCL failed on rank {rank}: {text}")
 
-    def abort(self) -> None:
-        """Abort the communicators: kernels that wait for a peer end, and nothing can be sent any more.
+    def _give_up(self) -> None:
+        """Kernels that wait for a peer end, also those on a communicator that the caller handed in."""
+        self._end(self._bindings.comm_abort)
+        if isinstance(self._keep, Rendezvous):
+            self._keep.abort(self.broken or "")  # peers that wait in an exchange hear of it at once
 
-        A communicator that the caller handed in is aborted too: it is the only way to end its kernels.
-        """
-        if self._open:
-            self._open = False
-            self._end(self._bindings.comm_abort)
-            if isinstance(self._keep, Rendezvous):
-                self._keep.close()  # peers that wait in an exchange hear of it at once
-
-    def close(self) -> None:
-        """Release captured graphs, and destroy the communicators that this transport made.
-
-        Collective where it made them. May be called twice.
-        """
-        if not self._open:
-            return
-        self._open = False
+    def _part(self) -> None:
         if self._owned:
             self._end(self._bindings.comm_destroy)
             if hasattr(self._keep, "close"):
@@ -301,10 +291,6 @@ class NcclTransport(Transport):
         finally:
             if several:
                 bindings.group_end()
-
-    def _require_open(self) -> None:
-        if not self._open:
-            raise TransportError("this transport is closed or was aborted: make a new one")
 
 
 def _text(ranks: Sequence[int]) -> str:

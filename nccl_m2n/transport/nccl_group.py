@@ -36,7 +36,7 @@ class PreparedGroup(PreparedRound):
         if not self._calls:
             return
         transport, byte = self._transport, self._byte
-        transport._require_open()
+        transport.require_usable()
         streams = stream or {}
         by_rank = [(calls, handle, streams[rank]) for rank, handle, calls in self._calls]
         bindings = transport._bindings
@@ -47,12 +47,12 @@ class PreparedGroup(PreparedRound):
                     call(pointer, count, byte, peer, handle, on)
         except BaseException as error:
             _leave_group(bindings)
-            transport.abort()
+            transport.abort(f"broke: NCCL refused a group of messages: {error}")
             raise _failed(error) from error
         try:
             bindings.group_end()
         except BaseException as error:
-            transport.abort()
+            transport.abort(f"broke: NCCL refused a group of messages: {error}")
             raise _failed(error) from error
 
     def finish(self, deadline: float | None = None) -> None:

@@ -2,29 +2,32 @@
 """Ranks that know nothing but a launcher's environment find each other over TCP.
 
 Needs neither MPI nor PyTorch: rank 0 listens, the others connect and prove that they are ranks of the same job,
-and from then on `exchange` gathers one byte string a rank and hands all of them to every rank.
+and from then on each exchange gathers one byte string a rank and hands all of them to every rank.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NoReturn
 
+from nccl_m2n.checks import MAX_RANKS, limit_seconds, plain_text, whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import short_ranks
-from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, open_listener
+from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, is_loopback, open_listener
 from nccl_m2n.transport.handshake import (
     FAILED,
     LARGEST_PAYLOAD,
     TIMED_OUT,
     Letter,
+    ProtocolError,
     derived_key,
     job_key,
     join_payloads,
     split_payloads,
 )
+from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT, Ranks
 from nccl_m2n.transport.swap import Swap
 
 PORTS_TRIED = 16
@@ -33,11 +36,8 @@ SECRET = "M2N_SECRET"
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Rendezvous:
-    """All ranks of a job, joined in a star around rank 0.
-
-    It is made when all ranks have come. Whatever goes wrong later breaks it, on all ranks: an exchange that was
-    given up half way has no next one.
+class Rendezvous(Ranks):
+    """All ranks of a job, joined in a star around rank 0. It is made when all ranks have come.
 
     Args:
         rank: This process's rank.
@@ -60,33 +60,27 @@ class Rendezvous:
         address: str,
         port: int,
         *,
-        timeout: float = 120.0,
+        timeout: float = DEFAULT_TIMEOUT,
         token: str = "",
         secret: str = "",
     ) -> None:
-        _check(rank, size, port, timeout)
-        self.rank, self.size, self.timeout = rank, size, timeout
-        self.broken = ""  # why nothing can be exchanged any more
+        _check(rank, size, address, port, timeout)
+        self.rank, self.size, self.timeout, self.local_ranks = rank, size, timeout, (rank,)
         self._key = job_key(secret, "rendezvous", token, port, size)
         self._links: dict[int, Link] = {}
-        deadline = time.monotonic() + timeout
+        self._last_word = FAILED, ""  # what the others are told when these ranks break
         ports = range(port + 1, min(port + PORTS_TRIED, LARGEST_PORT) + 1)
         try:
-            salt = b""
-            if size > 1:
-                salt = (
-                    self._host(address, ports, deadline)
-                    if rank == 0
-                    else self._visit(address, ports, deadline)
-                )
+            meet = self._host if rank == 0 else self._visit
+            salt = meet(address, ports, time.monotonic() + timeout) if size > 1 else b""
             self._key = derived_key(self._key, salt, "met")
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.abort(f"could not be formed: {error}")
             raise
 
     @classmethod
     def from_environment(
-        cls, *, timeout: float = 120.0, environment: Mapping[str, str] = os.environ
+        cls, *, timeout: float = DEFAULT_TIMEOUT, environment: Mapping[str, str] = os.environ
     ) -> Rendezvous:
         """Meet by the variables that torchrun sets: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
@@ -119,30 +113,6 @@ class Rendezvous:
             secret=environment.get(SECRET, ""),
         )
 
-    def exchange(self, payload: bytes) -> list[bytes]:
-        """All ranks' payloads, in rank order. Collective.
-
-        Raises:
-            TransferTimeout: If a rank does not come within the time limit.
-            TransportError: If a rank has left, or an earlier exchange failed.
-        """
-        if self.broken:
-            raise TransportError(f"the rendezvous can no longer be used: {self.broken}; form a new one")
-        if len(payload) > LARGEST_PAYLOAD:
-            self._break(
-                f"rank {self.rank} brought {len(payload)} bytes, {LARGEST_PAYLOAD} are allowed", FAILED
-            )
-        if self.size == 1:
-            return [payload]
-        deadline = time.monotonic() + self.timeout
-        try:
-            return self._gather(payload, deadline) if self.rank == 0 else self._contribute(payload, deadline)
-        except TransportError:
-            raise
-        except BaseException as error:  # interrupted half way
-            self._end(f"an exchange was interrupted by {type(error).__name__}")
-            raise
-
     def key_for(self, purpose: str) -> bytes:
         """A key that the ranks of this rendezvous, and nobody else, have for a purpose."""
         return derived_key(self._key, b"", purpose)
@@ -155,75 +125,68 @@ class Rendezvous:
         """Where this rank, which is not rank 0, found rank 0."""
         return plain_address(self._links[0].socket.getpeername()[0])
 
-    def close(self) -> None:
-        """Leave. May be called twice."""
-        self._end("it is closed")
-
     # Meeting
 
     def _host(self, address: str, ports: range, deadline: float) -> bytes:
         try:
-            listener = open_listener(address, ports, backlog=self.size + STRANGERS)
+            at = address if is_loopback(address) else ""
+            listener = open_listener(at, ports, backlog=self.size + STRANGERS)
         except OSError as error:
             raise TransportError(
                 f"no port from {ports[0]} to {ports[-1]} is free on rank 0's host ({error}): set another MASTER_PORT"
             ) from None
         with listener:
             gathering = Gathering(self._key, 0, listener=listener, guests=range(1, self.size))
-            self._links = gathering.gather(self._early(deadline))
+            self._links = gathering.gather(_early(deadline))
         if gathering.missing:
-            self._break(
+            self._fail(
                 f"of {self.size} ranks, {_ranks(gathering.missing)} did not come to the rendezvous within "
                 f"{self.timeout:g} s: check that all were started with the same MASTER_ADDR and MASTER_PORT, "
                 f"{SECRET} and run id",
                 TIMED_OUT,
             )
-        salt = os.urandom(
-            32
-        )  # nobody listens any more: a rank that now comes again is at its next rendezvous
-        self._deliver(dict.fromkeys(self._links, salt), deadline)
+        # Nobody listens any more: a rank that now comes again is at its next rendezvous.
+        salt = os.urandom(32)
+        self._swap(dict.fromkeys(self._links, salt), (), deadline)
         return salt
 
     def _visit(self, address: str, ports: range, deadline: float) -> bytes:
-        places = addresses_of(address, ports, self.timeout)
-        gathering = Gathering(self._key, self.rank, hosts={0: places})
+        gathering = Gathering(self._key, self.rank, hosts={0: addresses_of(address, ports, self.timeout)})
         self._links = gathering.gather(deadline)
         if gathering.missing:
-            self._break(
+            self._fail(
                 f"rank {self.rank} found no rank 0 at {address} on ports {ports[0]} to {ports[-1]} within "
                 f"{self.timeout:g} s (last: {gathering.reason}); these ports must be reachable from every host, and "
                 f"all ranks need the same WORLD_SIZE, {SECRET} and run id",
                 TIMED_OUT,
             )
-        return self._swap({}, [0], deadline, "all ranks to come")[0]
+        return self._swap({}, [0], deadline)[0]
 
     # Exchanges
 
-    def _early(self, deadline: float) -> float:
-        """Rank 0's own limit: its word on who is missing should reach those who wait for it before theirs ends."""
-        return deadline - min(1.0, self.timeout / 10)
-
-    def _gather(self, payload: bytes, deadline: float) -> list[bytes]:
-        came = self._swap({}, self._links, self._early(deadline), "the exchange")
-        payloads = [payload] + [came[rank] for rank in range(1, self.size)]
-        self._deliver(dict.fromkeys(self._links, join_payloads(payloads)), deadline)
-        return payloads
-
-    def _contribute(self, payload: bytes, deadline: float) -> list[bytes]:
+    def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
+        payload = messages[self.rank]
+        if len(payload) > LARGEST_PAYLOAD:
+            self._fail(
+                f"rank {self.rank} brought {len(payload)} bytes, {LARGEST_PAYLOAD} are allowed", FAILED
+            )
+        if self.size == 1:
+            return [payload]
+        if self.rank == 0:
+            came = self._swap({}, self._links, _early(deadline))
+            payloads = [payload] + [came[rank] for rank in range(1, self.size)]
+            self._swap(dict.fromkeys(self._links, join_payloads(payloads)), (), deadline)
+            return payloads
         self._links[0].session.limit = (LARGEST_PAYLOAD + 8) * self.size
-        joined = self._swap({0: payload}, [0], deadline, "the exchange")[0]
         try:
-            return split_payloads(joined, self.size)
-        except OSError as error:
-            self._break(f"rank 0 sent something else than all payloads: {error}", FAILED)
-
-    def _deliver(self, payloads: Mapping[int, bytes], deadline: float) -> None:
-        self._swap(payloads, (), deadline, "the exchange")
+            return split_payloads(self._swap({0: payload}, [0], deadline)[0], self.size)
+        except ProtocolError as error:
+            self._fail(f"rank 0 sent something else than all payloads: {error}", FAILED)
 
     def _swap(
-        self, outgoing: Mapping[int, bytes], wanted: Iterable[int], deadline: float, what: str
+        self, outgoing: Mapping[int, bytes], wanted: Collection[int], deadline: float
     ) -> dict[int, bytes]:
-        """Send to some ranks and get one message from some; breaks the rendezvous where that fails."""
+        """Send to some ranks and get one message from some."""
         letters = {payload: Letter.of(payload) for payload in set(outgoing.values())}
         swap = Swap([self._links[rank] for rank in sorted({*outgoing, *wanted})])
         for rank, payload in outgoing.items():
@@ -232,34 +195,39 @@ class Rendezvous:
         swap.work(deadline)
         for rank, (kind, payload) in swap.came.items():
             if kind in (FAILED, TIMED_OUT):
-                self._break(f"rank {rank} gave up: {payload.decode(errors='replace')}", kind)
+                self._fail(f"rank {rank} gave up: {payload.decode(errors='replace')}", kind)
         if swap.gone:
-            rank, reason = next(iter(sorted(swap.gone.items())))
-            self._break(f"rank {rank} has left the rendezvous: {reason}", FAILED)
+            rank, reason = min(swap.gone.items())
+            self._fail(f"rank {rank} has left the rendezvous: {reason}", FAILED)
         if swap.unfinished:
-            self._break(
-                f"{_ranks(swap.unfinished)} did not come to {what} within {self.timeout:g} s"
-                if self.rank == 0
-                else f"rank 0 did not answer rank {self.rank}, which waited for {what}, within {self.timeout:g} s",
-                TIMED_OUT,
-            )
+            late = f"{_ranks(swap.unfinished)} did not come"
+            self._fail(late if self.rank == 0 else f"rank 0 did not answer rank {self.rank}", TIMED_OUT)
         return {rank: payload for rank, (_, payload) in swap.came.items()}
 
-    def _break(self, reason: str, kind: int) -> NoReturn:
-        """Tell the peers why, as far as they listen, and leave."""
-        if self.rank == 0:
-            swap = Swap(list(self._links.values()))
-            for rank in self._links:
-                swap.send(rank, Letter.of(reason.encode(), kind))
-            swap.work(time.monotonic())
-        self._end(reason)
+    def _fail(self, reason: str, kind: int) -> NoReturn:
+        self._last_word = kind, reason
         raise (TransferTimeout if kind == TIMED_OUT else TransportError)(reason)
 
-    def _end(self, reason: str) -> None:
-        self.broken = self.broken or reason
+    def _give_up(self) -> None:
+        """Tell the others why, as far as they listen, and leave."""
+        kind, reason = self._last_word
+        if self.rank == 0:
+            letter = Letter.of((reason or f"its rendezvous {self.broken}").encode(), kind)
+            swap = Swap(self._links.values())
+            for rank in self._links:
+                swap.send(rank, letter)
+            swap.work(time.monotonic())
+        self._part()
+
+    def _part(self) -> None:
         for link in self._links.values():
             link.socket.close()
         self._links.clear()
+
+
+def _early(deadline: float) -> float:
+    """Rank 0's own limit: its word on who is missing should reach those who wait for it before theirs ends."""
+    return deadline - min(1.0, max(0.0, deadline - time.monotonic()) / 10)
 
 
 def run_id(environment: Mapping[str, str]) -> str:
@@ -276,15 +244,14 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
-def _check(rank: int, size: int, port: int, timeout: float) -> None:
-    if not 0 <= rank < size:
-        raise TransportError(f"expected a rank below the number of ranks, got rank {rank} of {size}")
-    if not 0 < port < LARGEST_PORT:
-        raise TransportError(
-            f"expected a port from 1 to {LARGEST_PORT - 1}, of which the ports after it are used, got {port}"
-        )
-    if not 0 < timeout < float("inf"):
-        raise TransportError(f"expected a time limit in seconds, above 0, got {timeout}")
+def _check(rank: int, size: int, address: str, port: int, timeout: float) -> None:
+    whole_number(size, "number of ranks", least=1, most=MAX_RANKS, error=TransportError)
+    whole_number(rank, "rank", least=0, most=size - 1, error=TransportError)
+    whole_number(
+        port, "port", least=1, most=LARGEST_PORT - 1, error=TransportError, hint="the ports after it are used"
+    )
+    plain_text(address, "address of rank 0's host", error=TransportError)
+    limit_seconds(timeout, endless=False)
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -114,7 +114,7 @@ def test_order_of_ranks_is_no_part_of_the_value() -> None:
     ("pieces", "message"),
     [
         ({}, r"expected at least one rank in a mesh"),
-        ({-1: []}, r"expected ranks from 0 up.*got -1"),
+        ({-1: []}, r"expected a whole number from 0 to .* as a rank of pieces, got -1"),
         ({0: [Box((0, 0), (9, 4))]}, r"expected pieces inside shape \(8, 4\), got \[0:9, 0:4\].*on rank 0"),
         ({0: [Box((-1, 0), (2, 4))]}, r"expected pieces inside shape \(8, 4\), got \[-1:2, 0:4\]"),
         ({0: [Box((3, 0), (2, 4))]}, r"expected pieces inside shape \(8, 4\), got \[3:2, 0:4\]"),
@@ -123,7 +123,6 @@ def test_order_of_ranks_is_no_part_of_the_value() -> None:
             r"expected pieces inside.* at \(0, -1\)",
         ),
         ({3: [Box((0,), (2,))]}, r"expected pieces of rank 2 for shape \(8, 4\), got \[0:2\].*on rank 3"),
-        ({3: [Piece(Box((0, 0), (1, 1)), (0,))]}, r"expected pieces of rank 2 for shape"),
         ({0: [Box((0, 0), (2, 4)), Piece(Box((2, 0), (4, 4)), (2, 0))]}, r"expected only Box or only Piece"),
         (
             {0: [((0, 0), (2, 4))]},
@@ -165,7 +164,7 @@ def test_local_shapes_that_cannot_be(local_shapes: dict, message: str) -> None:
 
 def test_a_rank_elsewhere_has_no_local_shape() -> None:
     layout = Layout.from_pieces((4,), {0: [Box((0,), (4,))]})
-    with pytest.raises(LayoutError, match=r"rank 7 is not in Mesh\(\[0\]\); its ranks are 0"):
+    with pytest.raises(LayoutError, match=r"expected a rank of Mesh\(\[0\]\), got 7; its ranks are 0"):
         layout.local_shape(7)
-    with pytest.raises(LayoutError, match="rank 7 is not in"):
+    with pytest.raises(LayoutError, match="expected a rank of .*, got 7; its"):
         layout.slice_global(np.arange(4), 7)

@@ -94,14 +94,14 @@ class Replay:
         for rank, program in self.programs.items():
             slot = self.ranks[rank].send[number % 2]
             slot[:] = NOTHING
-            for i in np.flatnonzero((program.blocks["round"] == number) & ~program.blocks["received"]):
-                block = program.blocks[i]
-                memory = slot[block["offset"] : block["offset"] + block["bytes"]]
-                for part in self._parts(program, i):
-                    cell = self._cell(self.ranks[rank].sources, program.source_cells[part["cell"]])
-                    values = cell.reshape(-1)[part["start"] : part["stop"]]
-                    self._write(memory, slice(part["offset"], part["offset"] + len(values)), values)
-                assert NOTHING not in memory, f"rank {rank} leaves bytes of block {i} unpacked"
+            for i in np.flatnonzero((program.chunks["round"] == number) & ~program.chunks["received"]):
+                chunk = program.chunks[i]
+                memory = slot[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
+                for span in self._spans(program, i):
+                    cell = self._cell(self.ranks[rank].sources, program.source_cells[span["cell"]])
+                    values = cell.reshape(-1)[span["start"] : span["stop"]]
+                    self._write(memory, slice(span["offset"], span["offset"] + len(values)), values)
+                assert NOTHING not in memory, f"rank {rank} leaves bytes of chunk {i} unpacked"
 
     def _exchange(self, number: int) -> None:
         sends, receives = defaultdict(list), defaultdict(list)
@@ -109,15 +109,15 @@ class Replay:
             messages = program.messages[program.messages["round"] == number]
             self.most_messages = max(self.most_messages, len(messages))
             for message in messages:
-                block = program.blocks[message["block"]]
-                end = slice(block["offset"], block["offset"] + block["bytes"])
+                chunk = program.chunks[message["chunk"]]
+                end = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
                 if message["send"]:
-                    assert block["round"] == (number - 1 if block["received"] else number)
-                    side = self.ranks[rank].receive if block["received"] else self.ranks[rank].send
-                    sends[rank, int(message["peer"])].append(side[block["round"] % 2][end].copy())
+                    assert chunk["round"] == (number - 1 if chunk["received"] else number)
+                    side = self.ranks[rank].receive if chunk["received"] else self.ranks[rank].send
+                    sends[rank, int(message["peer"])].append(side[chunk["round"] % 2][end].copy())
                 else:
-                    assert block["received"]
-                    assert block["round"] == number
+                    assert chunk["received"]
+                    assert chunk["round"] == number
                     receives[int(message["peer"]), rank].append((self.ranks[rank].receive[number % 2], end))
         for memory in self.ranks.values():
             memory.receive[number % 2][:] = NOTHING
@@ -133,14 +133,14 @@ class Replay:
     def _unpack(self, number: int) -> None:
         for rank, program in self.programs.items():
             slot = self.ranks[rank].receive[number % 2]
-            for i in np.flatnonzero((program.blocks["round"] == number) & program.blocks["received"]):
-                block = program.blocks[i]
-                memory = slot[block["offset"] : block["offset"] + block["bytes"]]
-                for part in self._parts(program, i):
-                    cell = self._cell(self.ranks[rank].destinations, program.destination_cells[part["cell"]])
+            for i in np.flatnonzero((program.chunks["round"] == number) & program.chunks["received"]):
+                chunk = program.chunks[i]
+                memory = slot[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
+                for span in self._spans(program, i):
+                    cell = self._cell(self.ranks[rank].destinations, program.destination_cells[span["cell"]])
                     flat = cell.reshape(-1).copy()  # the cell may be strided
-                    values = memory[part["offset"] : part["offset"] + part["stop"] - part["start"]]
-                    self._write(flat, slice(part["start"], part["stop"]), values)
+                    values = memory[span["offset"] : span["offset"] + span["stop"] - span["start"]]
+                    self._write(flat, slice(span["start"], span["stop"]), values)
                     cell[...] = flat.reshape(cell.shape)
 
     # What they stand on.
@@ -162,37 +162,37 @@ class Replay:
         memory[where] = values
 
     @staticmethod
-    def _parts(program: object, block: int) -> np.ndarray:
-        first, count = program.blocks[block]["first_part"], program.blocks[block]["parts"]
-        parts = program.parts[first : first + count]
-        assert (parts["block"] == block).all()
-        return parts
+    def _spans(program: object, chunk: int) -> np.ndarray:
+        first, count = program.chunks[chunk]["first_span"], program.chunks[chunk]["spans"]
+        spans = program.spans[first : first + count]
+        assert (spans["chunk"] == chunk).all()
+        return spans
 
     def _check_tables(self, rank: int) -> None:
-        """Blocks lie apart in their slots; all are sorted; every block has its messages."""
+        """Chunks lie apart in their slots; all are sorted; every chunk has its messages."""
         program = self.programs[rank]
-        blocks, messages = program.blocks, program.messages
+        chunks, messages = program.chunks, program.messages
         assert (program.rank, program.rounds) == (rank, self.plan.rounds)
-        assert (np.diff(blocks["round"]) >= 0).all()
+        assert (np.diff(chunks["round"]) >= 0).all()
         assert (np.diff(messages["round"]) >= 0).all()
-        assert (blocks["offset"] % 16 == 0).all()
-        assert (blocks["bytes"] > 0).all()
-        assert blocks["parts"].sum() == len(program.parts)
+        assert (chunks["offset"] % 16 == 0).all()
+        assert (chunks["bytes"] > 0).all()
+        assert chunks["spans"].sum() == len(program.spans)
         for received in (False, True):
             size = program.receive_slot_bytes if received else program.send_slot_bytes
-            for number in np.unique(blocks["round"]):
-                mine = blocks[(blocks["round"] == number) & (blocks["received"] == received)]
+            for number in np.unique(chunks["round"]):
+                mine = chunks[(chunks["round"] == number) & (chunks["received"] == received)]
                 mine = mine[np.argsort(mine["offset"])]
                 ends = mine["offset"] + mine["bytes"]
-                assert (ends[:-1] <= mine["offset"][1:]).all(), "blocks overlap in their slot"
-                assert (ends <= size).all(), "a block lies outside its slot"
-        arriving = messages["block"][~messages["send"]]
-        assert sorted(arriving.tolist()) == np.flatnonzero(blocks["received"]).tolist()
-        leaving = set(messages["block"][messages["send"]].tolist())
-        assert set(np.flatnonzero(~blocks["received"]).tolist()) <= leaving
-        idle = np.flatnonzero(blocks["received"] & (blocks["parts"] == 0)).tolist()
+                assert (ends[:-1] <= mine["offset"][1:]).all(), "chunks overlap in their slot"
+                assert (ends <= size).all(), "a chunk lies outside its slot"
+        arriving = messages["chunk"][~messages["send"]]
+        assert sorted(arriving.tolist()) == np.flatnonzero(chunks["received"]).tolist()
+        leaving = set(messages["chunk"][messages["send"]].tolist())
+        assert set(np.flatnonzero(~chunks["received"]).tolist()) <= leaving
+        idle = np.flatnonzero(chunks["received"] & (chunks["spans"] == 0)).tolist()
         if self.plan.options.method == "reshard":
-            assert set(idle) <= leaving, "a block arrives for nothing"
+            assert set(idle) <= leaving, "a chunk arrives for nothing"
 
     def _check_arrival(self) -> None:
         for number, (transfer, array) in enumerate(zip(self.plan.transfers, tokens(self.plan), strict=True)):

@@ -104,7 +104,7 @@ def test_chunk_sizes(chunk_bytes: int | None) -> None:
     ]
     made = plan(tensors, Topology.regular(8, 2), chunk_bytes=chunk_bytes)
     run = replay.check(made)
-    largest = max(p.blocks["bytes"].max(initial=0) for p in run.programs.values())
+    largest = max(p.chunks["bytes"].max(initial=0) for p in run.programs.values())
     assert largest <= max(chunk_bytes or 1 << 40, 16)
 
 
@@ -181,11 +181,11 @@ def test_odd_bytes_before_bfloat16() -> None:
     run = replay.check(made)
     for program in run.programs.values():
         for side, cells in ((False, program.source_cells), (True, program.destination_cells)):
-            parts = program.parts[program.blocks["received"][program.parts["block"]] == side]
-            size = np.array([t.wire_size for t in made.transfers])[cells["transfer"][parts["cell"]]]
+            spans = program.spans[program.chunks["received"][program.spans["chunk"]] == side]
+            size = np.array([t.wire_size for t in made.transfers])[cells["transfer"][spans["cell"]]]
             unit = np.minimum(size & -size, 16)
             for field in ("start", "stop", "offset"):
-                assert (parts[field] % unit == 0).all()
+                assert (spans[field] % unit == 0).all()
 
 
 def test_messages_of_a_group_are_capped() -> None:

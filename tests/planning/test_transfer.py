@@ -73,10 +73,16 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
         (lambda: Transfer(SOURCE, DESTINATION, object, "w"), r"Python objects cannot be moved"),
         (lambda: Topology([[0, 1], [1, 2]]), r"each rank in one domain.*got rank 1 in several domains"),
         (lambda: Topology([[0], []]), r"no domain empty, got domains \(\(0,\), \(\)\)"),
-        (lambda: Topology([[-1]]), r"got domains \(\(-1,\),\)"),
+        (
+            lambda: Topology([[-1]]),
+            r"expected integers from 0 .* as the ranks of a domain, got \[-1\]; one list of ranks",
+        ),
         (lambda: Topology([]), r"expected at least one domain"),
-        (lambda: Topology.regular(0, 4), r"expected at least one rank and one rank a domain, got 0 and 4"),
-        (lambda: Topology.regular(4, 0), r"expected at least one rank and one rank a domain, got 4 and 0"),
+        (
+            lambda: Topology.regular(0, 4),
+            r"expected a whole number from 1 to 1048576 as the number of ranks, got 0",
+        ),
+        (lambda: Topology.regular(4, 0), r"expected a whole number of 1 or more as ranks a domain, got 0"),
         (
             lambda: Topology([[0, 1]]).domain_of(2),
             r"expected every rank .* in a domain .*, got none for rank 2",
@@ -89,13 +95,16 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
             lambda: plan([T, T]),
             r"expected one transfer of each name, got 'layers.0.weight' twice: transfers 0 and 1",
         ),
-        (lambda: plan(["w"]), r"expected Transfer objects, got 'w'; make one with Transfer\(source"),
+        (
+            lambda: plan(["w"]),
+            r"expected a Transfer as each transfer, got 'w' of type str; make them with Transfer\(source",
+        ),
         (
             lambda: plan(T, method="fast"),
-            r"expected a method out of reshard, direct, gather_broadcast, got 'fast'",
+            r"expected one of reshard, direct, gather_broadcast as method, got 'fast'",
         ),
-        (lambda: plan(T, chunk_bytes=0), r"expected chunk_bytes of 1 or more, got 0"),
-        (lambda: plan(T, staging_bytes=-1), r"expected staging_bytes of 1 or more, got -1"),
+        (lambda: plan(T, chunk_bytes=0), r"expected a whole number of 1 or more as chunk_bytes, got 0"),
+        (lambda: plan(T, staging_bytes=-1), r"expected a whole number of 1 or more as staging_bytes, got -1"),
     ],
 )
 def test_what_is_refused(make, message: str) -> None:

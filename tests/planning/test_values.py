@@ -30,7 +30,8 @@ from nccl_m2n import (
     Transfer,
     plan,
 )
-from nccl_m2n.planning.plan import cached_plan
+from nccl_m2n.planning.options import PlanOptions
+from nccl_m2n.planning.planner import cached_plan
 from tests import strategies
 
 MESH = Mesh.arange((2, 2), names=("dp", "tp"))
@@ -170,9 +171,9 @@ def test_another_process_makes_the_same_plans() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"expected the JSON text of a plan, got ''"),
+        ("", r"expected a text as a plan's JSON, got ''"),
         ("[]", r"expected the JSON text of a plan, got '\[\]'"),
-        ("{}", r"expected the JSON text of a plan, got '\{\}'.*layouts"),
+        ("{}", r"expected the JSON text of a plan, got '\{\}'.*to_json writes it"),
         ('{"layouts": [], "transfers": [["a", 0, 0, "int8", "int8"]]}', r"expected the JSON text of a plan"),
     ],
 )
@@ -193,9 +194,12 @@ def test_a_text_that_was_changed() -> None:
 
 def test_plans_are_remembered_by_value() -> None:
     transfers = (Transfer(SOURCE, DESTINATION, "int16", "a"),)
-    one = cached_plan(transfers, TOPOLOGY, None, 1 << 20)
-    assert cached_plan(pickle.loads(pickle.dumps(transfers)), TOPOLOGY, None, 1 << 20) is one
-    assert cached_plan(transfers, TOPOLOGY, 16, 1 << 20) is not one
+    one = cached_plan(transfers, TOPOLOGY, PlanOptions(staging_bytes=1 << 20))
+    assert (
+        cached_plan(pickle.loads(pickle.dumps(transfers)), TOPOLOGY, PlanOptions(staging_bytes=1 << 20))
+        is one
+    )
+    assert cached_plan(transfers, TOPOLOGY, PlanOptions(chunk_bytes=16, staging_bytes=1 << 20)) is not one
 
 
 def test_what_people_see() -> None:

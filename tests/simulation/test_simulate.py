@@ -69,14 +69,14 @@ def naive(made: Plan, links: Links) -> tuple[float, np.ndarray]:
     pairs: list[set[tuple[int, int]]] = [set() for _ in range(rounds)]
     domain_of = made.topology.domain_of
     for rank, program in enumerate(programs):
-        for block in program.blocks:
-            side = unpacked if block["received"] else packed
-            side[block["round"], rank] += int(block["bytes"]) / pack
+        for chunk in program.chunks:
+            side = unpacked if chunk["received"] else packed
+            side[chunk["round"], rank] += int(chunk["bytes"]) / pack
         for message in program.messages:
             peer, x = int(message["peer"]), int(message["round"])
             network = domain_of(rank) != domain_of(peer)
             row = (0 if network else 2) + (0 if message["send"] else 1)
-            load[x, row, rank] += int(program.blocks["bytes"][message["block"]]) / speed[network]
+            load[x, row, rank] += int(program.chunks["bytes"][message["chunk"]]) / speed[network]
             pairs[x].add((rank, peer))
     clock = packed[0].copy()
     for x in range(rounds):

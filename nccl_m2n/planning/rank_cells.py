@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places: where cells lie in one rank's local arrays."""
+"""Where cells lie in one rank's local arrays."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import Ints, expand
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.intervals import expand, offsets
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning.bundles import Bundles, StreamCells, stream_cells
+from nccl_m2n.typing import Ints, Table
 
 # A box in the rank's local array of one transfer; scalars and low ranks are padded on the left.
 CELL = np.dtype([("transfer", "i8"), ("extent", "i8", MAX_NDIM), ("offset", "i8", MAX_NDIM)])
 
 
-def places_of(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tuple[np.ndarray, Ints]:
-    """Where each cell lies in the rank's arrays, and in how many places."""
+def locate_cells(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tuple[Table, Ints]:
+    """Where each cell lies in the rank's arrays, and how often."""
     order = np.argsort(stream.template, kind="stable")
     names, opens = np.unique(stream.template[order], return_index=True)
     rows, made = [np.zeros(0, np.int64)], [np.zeros(0, CELL)]
@@ -25,12 +26,12 @@ def places_of(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tu
         layout = template.source if side == "source" else template.destination
         used, which = np.unique(stream.cell[rows_of_template], return_inverse=True)
         box, local = layout.locate(rank, template.cells.start[used])
-        if side == "source":  # one place will do to read from
+        if side == "source":  # one will do to read from
             box, first = np.unique(box, return_index=True)
             local = local[first]
         counts = np.bincount(box, minlength=len(used))
         row, k = expand(counts[which])
-        found = (np.cumsum(counts) - counts)[which[row]] + k
+        found = offsets(counts)[which[row]] + k
         cells = np.zeros(len(row), CELL)
         cells["transfer"], cells["extent"] = stream.transfer[rows_of_template[row]], 1
         if layout.ndim:
@@ -46,12 +47,12 @@ def places_of(bundles: Bundles, stream: StreamCells, rank: int, side: str) -> tu
 
 @dataclass(frozen=True)
 class CellsOfRank:
-    """The cells that a rank holds or needs, one row for each place where one lies."""
+    """The cells that a rank holds or needs, one row each time that one lies there."""
 
     transfer: Ints
     cell: Ints  # number in the template's cells, the same on every rank
     start: Ints  # (rows, MAX_NDIM) first index in the whole tensor, padded on the left with 0
-    place: np.ndarray  # CELL
+    local: Table  # CELL
 
 
 def cells_of_rank(bundles: Bundles, rank: int, side: str, *, first_holder_only: bool = False) -> CellsOfRank:
@@ -68,7 +69,7 @@ def cells_of_rank(bundles: Bundles, rank: int, side: str, *, first_holder_only: 
     if first_holder_only:
         chosen = chosen & (table.flat[table.first[bundles.table["holders"]]] == rank)
     stream = stream_cells(bundles, np.flatnonzero(chosen))
-    place, counts = places_of(bundles, stream, rank, side)
+    local, counts = locate_cells(bundles, stream, rank, side)
     row = expand(counts)[0]
     start = np.zeros((len(row), MAX_NDIM), np.int64)
     for number in np.unique(stream.template).tolist():
@@ -76,4 +77,4 @@ def cells_of_rank(bundles: Bundles, rank: int, side: str, *, first_holder_only: 
         rows = np.flatnonzero(stream.template[row] == number)
         if cells.start.shape[1]:
             start[rows, -cells.start.shape[1] :] = cells.start[stream.cell[row[rows]]]
-    return CellsOfRank(stream.transfer[row], stream.cell[row], start, place)
+    return CellsOfRank(stream.transfer[row], stream.cell[row], start, local)
