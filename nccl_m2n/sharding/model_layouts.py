@@ -130,7 +130,8 @@ class ModelLayouts:
         shape, stages = self.manifest[name].shape, self._stages_of(name, matched)
         owners = None if matched.expert is None else self._owner_table[matched.expert]
         steps = companion and (companion.shape, companion.steps)
-        key: tuple[object, ...] = (replace(matched.rule, pattern=""), shape, stages, owners, steps)
+        config = self.config.of_layer(matched.layer)
+        key: tuple[object, ...] = (replace(matched.rule, pattern=""), shape, stages, owners, steps, config)
         if matched.expert is not None and self._stacked_dim is not None:
             key = (*key, matched.expert, part_of(name))
         if key not in self._cache:
@@ -218,11 +219,11 @@ class ModelLayouts:
         if matched.expert is not None and self._stacked_dim is not None:
             layout = self.stack(name).layout_of(matched.expert, part_of(name))
         elif companion is not None:
-            layout = self._companion(rule, grid, companion, shape)
+            layout = self._companion(matched, grid, companion, shape)
         elif self._padding(rule, shape) is not None:
             layout = padded(rule, shape, grid, self._padding(rule, shape) or 0)
         else:
-            layout = on_grid(rule, shape, grid, self.config)
+            layout = on_grid(rule, shape, grid, self.config.of_layer(matched.layer))
         if owners is not None and any(len(slots) > 1 for _, slots in owners):
             layout = in_slots(layout, whole, owners)
         return layout
@@ -240,12 +241,16 @@ class ModelLayouts:
         return None if same else made
 
     def _companion(
-        self, rule: Rule, grid: npt.NDArray[np.int64], companion: Companion, shape: tuple[int, ...]
+        self, matched: Matched, grid: npt.NDArray[np.int64], companion: Companion, shape: tuple[int, ...]
     ) -> Layout:
         """Cut as its weight is, and then by FSDP by itself."""
         stages, dp, fsdp, *inner = grid.shape
         replicas = grid.reshape(stages, dp * fsdp, 1, *inner)
-        made = companion_layout(on_grid(rule, companion.shape, replicas, self.config), companion, shape)
+        made = companion_layout(
+            on_grid(matched.rule, companion.shape, replicas, self.config.of_layer(matched.layer)),
+            companion,
+            shape,
+        )
         return made if fsdp == 1 or not shape else cut_by_fsdp(made, grid, 0)
 
 

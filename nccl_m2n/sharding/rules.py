@@ -149,10 +149,13 @@ class Matcher:
     def _fits(self, rule: Rule, shape: Sequence[int]) -> bool:
         if rule.shape is None:
             return True
-        wanted = [
-            None if n is None else self._config.size(n) for n in rule.shape if len(rule.shape) == len(shape)
-        ]
-        return len(wanted) == len(shape) and all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
+        if len(rule.shape) != len(shape):
+            return False
+        try:
+            wanted = [None if n is None else self._config.size(n) for n in rule.shape]
+        except CommandError:  # a key that this configuration does not have
+            return False
+        return all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

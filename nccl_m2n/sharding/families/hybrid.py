@@ -114,10 +114,10 @@ LFM2: Rules = (
     *ends(norm="model.embedding_norm.weight"),
     *norms(),
 )
-_LINEAR = {"units": "linear_attn_config.num_heads", "repeat": False}
+_LINEAR = {"units": "linear_num_heads", "repeat": False}
 _KIMI = f"{LAYER}self_attn."
 KIMI_LINEAR: Rules = (
-    *column(_KIMI, "b_proj", "[fg]_b_proj", "[qkv]_conv1d", **_LINEAR),
+    *column(_KIMI, "b_proj", "[fg]_b_proj", "[qkv]_proj", "[qkv]_conv1d", **_LINEAR),
     Rule(f"{_KIMI}A_log", tp=2, shape=(None,) * 4, **_LINEAR),  # type: ignore[arg-type]
     Rule(f"{_KIMI}dt_bias", tp=0, **_LINEAR),  # type: ignore[arg-type]
     *whole(_KIMI, "[fg]_a_proj.weight"),
