@@ -44,7 +44,7 @@ MAY_IMPORT = {
 DOORS = {
     "planning.plans": {"bind": {"execution", "transport"}, "_repr_html_": {"show"}},
     "layout.layout": {"_repr_html_": {"show"}},
-    "models.manifest": dict.fromkeys(("load", "from_file", "from_config", "named"), {"models.find"}),
+    "models.manifest": {name: {"models.find"} for name in ("load", "from_file", "from_config", "named")},
 }
 UNSETTLED = {"transport"}  # parts that still have circles within
 ON_TOP = {"__init__", "__main__", "cli", "measure"}  # they may name every part
