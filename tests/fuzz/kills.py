@@ -189,7 +189,9 @@ def main(given: Sequence[str]) -> int:
         case, started = Case(options.transport, options.ranks, stage, fault, victim), time.monotonic()
         wrong = case.run()
         done, failures = done + 1, failures + bool(wrong)
-        print(f"{'WRONG' if wrong else 'right'}: {case.name} ({time.monotonic() - started:.1f} s)", flush=True)
+        print(
+            f"{'WRONG' if wrong else 'right'}: {case.name} ({time.monotonic() - started:.1f} s)", flush=True
+        )
         for what in wrong:
             print("  " + what.replace("\n", "\n  "), flush=True)
     print(f"{done} cases over {options.transport}, {failures} wrong, {time.monotonic() - began:.0f} s")
