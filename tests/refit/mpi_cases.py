@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n import DisagreementError, LayoutError, Mesh, MpiTransport, Parameter, Refit, Shard, Topology
+from nccl_m2n import (
+    DisagreementError,
+    LayoutError,
+    Mesh,
+    MpiTransport,
+    Parameter,
+    Refit,
+    Shard,
+    Topology,
+    TransferTimeout,
+)
 from nccl_m2n.errors import M2nError
 from nccl_m2n.layout import Layout
 
@@ -224,6 +234,28 @@ def loaders(transport: MpiTransport) -> list[str]:
     return wrong + ([] if got == [36, 36][: 2 * (transport.rank >= 4)] else [f"rank {transport.rank}: {got}"])
 
 
+def limits(transport: MpiTransport) -> list[str]:
+    """One rank has its bytes and does not come to stamp them: the others raise within the limit of `wait`."""
+    from mpi4py import MPI
+
+    own = MpiTransport(MPI.COMM_WORLD)  # it will be broken
+    refit, late = simple(own), transport.rank == 5
+    refit.run(version=1)
+    if late:
+        refit._all.bound.wait(timeout=20)
+        time.sleep(2)
+    began = time.monotonic()
+    try:
+        refit.wait(timeout=1)
+        wrong = ["nothing was raised"]
+    except TransferTimeout as error:
+        took = time.monotonic() - began
+        wrong = [] if "version" in str(error) and 0.9 < took < 2 else [f"after {took:.1f} s: {error}"]
+    wrong += [] if refit.version is None else ["a version was stamped"]
+    transport.exchange({transport.rank: b""}, "come together again")
+    return [f"rank {transport.rank}: {each}" for each in wrong]
+
+
 def _cases() -> dict[str, Case]:
     pairs = [(f, s, d, 4, f"{s} to {d}, apart") for f, s, d in APART]
     pairs += [(f, SOURCES[s], DESTINATIONS[d], 0, f"{s} to {d}, together") for f, s, d in TOGETHER]
@@ -241,6 +273,7 @@ def _cases() -> dict[str, Case]:
         "subsets": subsets,
         "versions": versions,
         "loaders": loaders,
+        "limits": limits,
     }
 
 

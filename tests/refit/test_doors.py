@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nccl_m2n import LayoutError, LocalTransport, M2nError, Parameter, PlanError, Refit, TransportError
+from nccl_m2n import (
+    LayoutError,
+    LocalTransport,
+    M2nError,
+    Parameter,
+    PlanError,
+    Refit,
+    TransferTimeout,
+    TransportError,
+)
 
 from .sessions import Side, assert_holds, copies, holds, moved, needs, refit, sharded, together, values
 
@@ -288,6 +298,46 @@ def test_a_version_that_is_no_number() -> None:
     for timeout in (float("nan"), -1, "3"):
         with pytest.raises(TransportError, match="timeout"):
             made.wait(timeout)  # type: ignore[arg-type]
+
+
+class Late(LocalTransport):
+    """A peer that does not come to one exchange: whoever waits for it does so until the limit."""
+
+    def __init__(self, purpose: str) -> None:
+        super().__init__(8)
+        self.purpose = purpose
+
+    def exchange(self, messages: Any, purpose: str = "", limit: float | None = None) -> list[bytes]:
+        self.late = purpose == self.purpose
+        return super().exchange(messages, purpose, limit)
+
+    def _gather(self, messages: Any, deadline: float) -> list[bytes]:
+        if not self.late:
+            return super()._gather(messages, deadline)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        raise TransferTimeout("nothing from rank 3")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_wait_keeps_its_limit_whatever_it_does(seconds: float) -> None:
+    """In the exchange of the version, and after a loader that took all of it."""
+    loaded: list[str] = []
+
+    def load(name: str, tensor: Any) -> None:
+        loaded.append(name)
+        time.sleep(seconds)
+
+    for wanted in (want("w"), {4: [Parameter("w")]}):
+        made = Refit(Late("refit: version"), have("w"), wanted, load={4: load})
+        made.run(version=1)
+        began = time.monotonic()
+        with pytest.raises(TransferTimeout, match="refit: version.* took longer than .*nothing from rank 3"):
+            made.wait(timeout=seconds)
+        assert time.monotonic() - began < 2 * seconds + 1.0
+        assert made.version is None
+        with pytest.raises(TransportError, match="refit: version"):  # the transport is broken
+            made.run()
+    assert loaded == ["w"]
 
 
 def test_one_rank_gives_its_own() -> None:
