@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from nccl_m2n.execution.arrays import as_array
 
 import nccl_m2n as m2n
 from nccl_m2n import errors, interop, models, sharding, show, storage
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.execution.arrays import as_array
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.refit import Parameter, Refit
 from nccl_m2n.transport.rendezvous import Rendezvous

@@ -52,7 +52,7 @@ ON_TOP = {"__init__", "__main__", "cli", "measure"}  # they may name every part
 # names begin.
 DEVICE_MODULES = {
     "nccl": ("transport.nccl_library",),
-    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels", "execution.views"),
+    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels"),
 }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from nccl_m2n.dtypes import item_size
-from nccl_m2n.execution.arrays import as_array
 from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.staging import ALIGNMENT, Staging
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
 from nccl_m2n.planning import Plan, Transfer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.arrays import as_array
+from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import Transfer
