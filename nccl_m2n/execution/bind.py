@@ -20,7 +20,7 @@ from nccl_m2n.execution.memory import gpu_of
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
-from nccl_m2n.transport.agree import attempt, raise_together
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import Array, Ints, JsonObject
 
@@ -64,6 +64,15 @@ def bind(
             f"expected a transport to bind to, got {type(transport).__name__}; make a LocalTransport, an MpiTransport "
             "or an NcclTransport"
         )
+    bound = Bound(plan, transport, partial(_prepare, plan, transport), staging)
+    bound.take(sources, destinations)
+    return bound
+
+
+def _prepare(
+    plan: Plan, transport: Transport, sources: GivenArrays, destinations: GivenArrays, staging: Staging
+) -> tuple[Executor, list[ArrayView]]:
+    """What runs the plan, and what keeps the arrays alive. Collective."""
     ranks = transport.local_ranks
     kinds = _Kinds(plan.transfers)
     given = cache(
@@ -87,18 +96,17 @@ def bind(
                 refuse_overlaps(plan.transfers, tasks)
             executors.append(_executor(transport, tasks, kinds, staging))
 
-    failures: dict[int, Exception] = {}
-    for rank in ranks:
-        attempt(partial(share, rank), failures, rank)
     try:
-        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
+        together(
+            transport, "bind", share, facts=lambda _: {"the plan": plan.digest}, details=partial(_facts, plan)
+        )
     except Exception:
         for executor in executors:
             executor.close()
         raise
     (executor,) = executors
     executor.connect()
-    return Bound(plan, transport, executor, owners)
+    return executor, owners
 
 
 def _facts(plan: Plan) -> JsonObject:
@@ -115,9 +123,7 @@ def _facts(plan: Plan) -> JsonObject:
     return facts
 
 
-def _executor(
-    transport: Transport, tasks: Mapping[int, Task], kinds: _Kinds, staging: Staging | None
-) -> Executor:
+def _executor(transport: Transport, tasks: Mapping[int, Task], kinds: _Kinds, staging: Staging) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
     if transport.memory == "host":
         return HostExecutor(transport, tasks, wire, staging)
