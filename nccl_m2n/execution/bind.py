@@ -86,11 +86,10 @@ def _prepare(
 
     def share(rank: int) -> None:
         _check_world(plan, transport)
-        tasks[rank], views = _task(
-            plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank)
-        )
+        task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
+        refuse_overlaps(plan.transfers, {rank: task})
+        tasks[rank] = task
         owners.extend(views)
-        refuse_overlaps(plan.transfers, {rank: tasks[rank]})
         if len(tasks) == len(ranks):  # all of this process's
             if len(ranks) > 1:
                 refuse_overlaps(plan.transfers, tasks)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

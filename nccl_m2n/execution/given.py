@@ -21,7 +21,7 @@ from nccl_m2n.execution.overlaps import clashes, repeated
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.layout import Layout
 from nccl_m2n.layout.fit import Factors
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Transfer
 from nccl_m2n.typing import Array, Table
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.broadcast import GatherBroadcast
 from nccl_m2n.measure.collectives import Collectives
-from nccl_m2n.measure.setting import Setting
+from nccl_m2n.measure.setting import Method, Setting
 from nccl_m2n.planning import Plan, Transfer, plan
 from nccl_m2n.transport.base import Message, Transport
 from nccl_m2n.typing import Array, JsonObject, Stream
@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from nccl_m2n.transport.nccl import NcclTransport
 
 BUCKET_BYTES = 256 << 20  # of the packed conventional way
-
-
-class Method(Protocol):
-    """One way to solve a setting's problem."""
-
-    def start(self, streams: Mapping[int, Stream]) -> None:
-        """Start a run, by the stream of each local rank."""
-
-    def facts(self) -> JsonObject:
-        """What a report says of the method beside its times."""
-
-    def close(self) -> None:
-        """Release what was made."""
-
-
-class HostMethod(Method, Protocol):
-    """One that can be measured in host memory."""
-
-    def wait(self, timeout: float) -> None:
-        """End the run."""
 
 
 class BoundPlan:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from nccl_m2n.measure.peers import PEERS, UNVERIFIED, Method
-from nccl_m2n.measure.setting import Setting
+from nccl_m2n.measure.peers import PEERS, UNVERIFIED
+from nccl_m2n.measure.setting import Method, Setting
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import JsonObject

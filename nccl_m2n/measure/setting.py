@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -18,11 +18,30 @@ from nccl_m2n.measure.data import TensorStack, by_name, count_wrong, fill, spoil
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Transport
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.typing import Array, Json, Library, Stream
+from nccl_m2n.typing import Array, Json, JsonObject, Library, Stream
 
 if TYPE_CHECKING:
-    from nccl_m2n.measure.peers import HostMethod, Method
     from nccl_m2n.transport.nccl import NcclTransport
+
+
+class Method(Protocol):
+    """One way to solve a setting's problem."""
+
+    def start(self, streams: Mapping[int, Stream]) -> None:
+        """Start a run, by the stream of each local rank."""
+
+    def facts(self) -> JsonObject:
+        """What a report says of the method beside its times."""
+
+    def close(self) -> None:
+        """Release what was made."""
+
+
+class HostMethod(Method, Protocol):
+    """One that can be measured in host memory."""
+
+    def wait(self, timeout: float) -> None:
+        """End the run."""
 
 
 class HostMemory:
@@ -46,7 +65,7 @@ class HostMemory:
 
     def finish(self, method: Method, timeout: float) -> None:
         """Wait for a started method, for `timeout` seconds at most."""
-        cast("HostMethod", method).wait(timeout)
+        cast(HostMethod, method).wait(timeout)
 
 
 class DeviceMemory:

@@ -18,7 +18,6 @@ from nccl_m2n.errors import DisagreementError, LayoutError
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout import Layout
-from nccl_m2n.planning.describe import layout_data, read_layout
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.base import Transport
@@ -103,7 +102,7 @@ def describe_side(
             names = near[id(p.layout), dtype] = groups.setdefault((p.layout, dtype), [])
         names.append(name)
     texts = [
-        json.dumps([number, None if layout is None else layout_data(layout), dtype, names]).encode()
+        json.dumps([number, None if layout is None else layout.data(), dtype, names]).encode()
         for (layout, dtype), names in groups.items()
     ]
     return OwnSide(arrays, {hashlib.sha256(text).digest(): text for text in texts})
@@ -170,7 +169,7 @@ def _interned(data: Mapping[str, object] | None, known: dict[str, Layout]) -> La
         return None
     key = json.dumps({k: v for k, v in data.items() if k != "names"})
     if key not in known:
-        known[key] = read_layout(data)
+        known[key] = Layout.read(data)
     return known[key]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from nccl_m2n.execution.bits import bits, checksum
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.execution.views import ArrayView
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rank_cells import CellsOfRank, cells_of_rank
 from nccl_m2n.transport.base import Transport

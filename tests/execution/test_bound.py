@@ -264,7 +264,9 @@ def test_a_local_transport() -> None:
         two[...] = 0
         transport.prepare([Message(0, 1, True, one), Message(1, 0, False, two)]).start()
         assert two.tolist() == [3, 3, 3]
-    with pytest.raises(TransportError, match="expected at least one rank, got 0"):
+    with pytest.raises(
+        TransportError, match="expected a whole number from 1 to .* as the number of ranks, got 0"
+    ):
         LocalTransport(0)
 
 
