@@ -11,7 +11,6 @@ from nccl_m2n.checks import limit_seconds, whole_number
 from nccl_m2n.dtypes import Cast
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
-from nccl_m2n.execution.given import SIDES
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
@@ -23,10 +22,10 @@ from nccl_m2n.refit.options import RefitOptions
 from nccl_m2n.refit.parameter import Parameters
 from nccl_m2n.refit.report import Report
 from nccl_m2n.refit.subset import Moving, Subset, Subsets
-from nccl_m2n.refit.verify import differing, sums_of_rank
+from nccl_m2n.refit.verify import differing
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
-from nccl_m2n.typing import Stream, Table
+from nccl_m2n.typing import Stream
 
 
 @dataclass(frozen=True)
@@ -263,13 +262,7 @@ class Refit:
             every = self._matched.sharded + laid_out
             self._checked = plan(every, self.topology) if laid_out else self.plan
         names = self._matched.names if only is None else self._agree_on(only, "verify")
-        made = self._checked
-
-        def sums(rank: int) -> dict[str, Table]:
-            arrays = {side: held[rank] for side, held in zip(SIDES, self._joined.arrays, strict=True)}
-            return sums_of_rank(made, rank, arrays, names)
-
-        return differing(self._transport, made, together(self._transport, "refit: verify", sums))
+        return differing(self._transport, self._checked, self._joined.arrays, names)
 
     def rebind(self, source: Parameters | None = None, destination: Parameters | None = None) -> None:
         """Go on with other arrays of the same parameters, as an engine has them that slept. Collective.
@@ -287,8 +280,9 @@ class Refit:
         self._require_open()
         if self._running is not None:
             self.wait()
-        self._joined = rejoined(self._transport, self._joined, (source, destination))
-        self._subsets.rebind(self._joined)
+        joined = rejoined(self._transport, self._joined, (source, destination))
+        self._subsets.rebind(joined)
+        self._joined = joined
 
     def release(self) -> None:
         """Let go of staging, buffers and messages until the next run, which prepares them anew. Collective."""

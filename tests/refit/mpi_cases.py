@@ -98,7 +98,7 @@ def different(transport: MpiTransport) -> list[str]:
     wrong = []
     for kind, said, array in (
         (DisagreementError, "from rank 5", np.zeros((1, 3), dtype)),
-        (LayoutError, "rank 3: ", np.zeros((3, 1) if transport.rank == 3 else (1, 3))),
+        (LayoutError, "rank 3: ", np.zeros((2, 3) if transport.rank == 3 else (1, 3))),
     ):
         try:
             Refit(transport, [Parameter("w", rows, array)], [Parameter("w", rows, array.copy())])
@@ -145,8 +145,8 @@ OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
     "whole=5": ({"whole": 5}, "rank 2: expected a sequence of patterns as whole, got 5"),
     "whole='*'": ({"whole": "*"}, "rank 2: expected a sequence of patterns as whole, got '*'"),
     "topology=5": ({"topology": 5}, "rank 2: expected a Topology as topology, got 5"),
-    "missing='x'": ({"missing": "x"}, "rank 2: expected a choice for missing out of error, skip, got 'x'"),
-    "method='x'": ({"method": "x"}, "rank 2: expected a method out of reshard"),
+    "missing='x'": ({"missing": "x"}, "rank 2: expected one of error, skip as choice for missing, got 'x'"),
+    "method='x'": ({"method": "x"}, "rank 2: expected one of reshard, direct, gather_broadcast as method"),
     "staging_bytes=-1": ({"staging_bytes": -1}, "rank 2: expected a whole number"),
     "chunk_bytes=nan": ({"chunk_bytes": float("nan")}, "rank 2: expected a whole number"),
     "bucket_bytes=-5": ({"bucket_bytes": -5}, "rank 2: expected a whole number"),
@@ -242,7 +242,7 @@ def limits(transport: MpiTransport) -> list[str]:
     refit, late = simple(own), transport.rank == 5
     refit.run(version=1)
     if late:
-        refit._all.bound.wait(timeout=20)
+        refit._subsets.all.moving.bound.wait(timeout=20)
         time.sleep(2)
     began = time.monotonic()
     try:
@@ -253,6 +253,34 @@ def limits(transport: MpiTransport) -> list[str]:
         wrong = [] if "version" in str(error) and 0.9 < took < 2 else [f"after {took:.1f} s: {error}"]
     wrong += [] if refit.version is None else ["a version was stamped"]
     transport.exchange({transport.rank: b""}, "come together again")
+    return [f"rank {transport.rank}: {each}" for each in wrong]
+
+
+def rebinds(transport: MpiTransport) -> list[str]:
+    """A destination sleeps and wakes with other arrays; one that does not fit on one rank is refused on all."""
+    rows = [Layout((8, 3), Mesh.arange((4,), start=at), [Shard(0)]) for at in (0, 4)]
+    side, wrong = int(transport.rank >= 4), []
+    source = [Parameter("w", rows[0], np.full((2, 3), transport.rank))]
+
+    def wake(shape: tuple[int, ...] = (2, 3)) -> list[Parameter]:
+        return [Parameter("w", rows[1], np.zeros(shape, int))] if side else []
+
+    arrays = wake()
+    with Refit(transport, [] if side else source, arrays) as refit:
+        for turn in range(3):
+            refit.release()
+            arrays = wake() if transport.rank != 6 else arrays  # rank 6 keeps its own
+            mine = arrays if side and transport.rank != 6 else None
+            refit.rebind(destination=mine)
+            for call in (lambda: refit.rebind(destination=wake((3, 2) if transport.rank == 5 else (2, 3))),
+                         lambda: refit.rebind(source=[] if transport.rank == 2 else None)):  # fmt: skip
+                wrong += raised(
+                    transport, "rank 5: " if call.__code__.co_consts.count(5) else "rank 2: ", call
+                )
+            refit.run(version=turn)
+            refit.wait(timeout=20)
+            wrong += [] if refit.version == turn and refit.verify() == [] else [f"{refit!r}"]
+            wrong += [] if not side or (arrays[0].array == transport.rank - 4).all() else [f"{arrays}"]
     return [f"rank {transport.rank}: {each}" for each in wrong]
 
 
@@ -274,6 +302,7 @@ def _cases() -> dict[str, Case]:
         "versions": versions,
         "loaders": loaders,
         "limits": limits,
+        "rebinds": rebinds,
     }
 
 
