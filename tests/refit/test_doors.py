@@ -493,3 +493,9 @@ def test_one_rank_gives_its_own() -> None:
 def test_a_plan_error_leaves_nothing_behind() -> None:
     with pytest.raises(PlanError):
         refit(have("w"), needs(sharded((8, 4), EIGHT)))
+
+
+def test_an_array_that_is_none_is_told_by_its_name() -> None:
+    for array in (5, "w", [[1, 2]], np.zeros((2, 3), ">i8"), np.array([{}])):
+        with pytest.raises(LayoutError, match="rank 2: parameter 'w': expected"):
+            refit({**have("w"), 2: [Parameter("w", SOURCE, array)]}, want("w"))
