@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.given import GivenArrays
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.transport.base import Transport
@@ -24,6 +25,8 @@ class Executor(Protocol):
     """What runs the programs of this process's ranks."""
 
     staging_bytes: int
+    baseline_bytes: int
+    changes: Changes | None
 
     @property
     def busy(self) -> bool:
@@ -40,6 +43,9 @@ class Executor(Protocol):
 
     def finish(self, deadline: float | None) -> None:
         """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Take what some ranks have for lost, all if None."""
 
     def close(self) -> None:
         """Release everything."""
@@ -60,7 +66,7 @@ class Bound:
         self, plan: Plan, transport: Transport, prepare: Prepare, staging: Staging | None = None
     ) -> None:
         self.plan, self.transport = plan, transport
-        self._prepare, self._staging = prepare, staging or Staging(transport)
+        self._prepare, self._shared_staging = prepare, staging
         self._executor: Executor | None = None
         self._arrays: tuple[GivenArrays, GivenArrays] = ({}, {})
         self._owners: Sequence[object] = ()  # keeps the arrays alive
@@ -69,6 +75,26 @@ class Bound:
     def staging_bytes(self) -> int:
         """Bytes of staging that this process allocated."""
         return self._open().staging_bytes
+
+    @property
+    def baseline_bytes(self) -> int:
+        """Bytes that this process keeps of what it sent last; none without ``delta``."""
+        return self._open().baseline_bytes
+
+    @property
+    def changes(self) -> Changes | None:
+        """With ``delta``, how much changed in the last run, and what it sent; the same on every rank."""
+        return self._open().changes
+
+    def forget(self, ranks: Collection[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Every rank must call it alike.
+
+        For destinations whose arrays were written by others, or made anew. Without ``delta`` it does nothing.
+
+        Args:
+            ranks: Destination ranks; all if None.
+        """
+        self._open().forget(ranks)
 
     def rebind(self, sources: GivenArrays | None = None, destinations: GivenArrays | None = None) -> None:
         """Go on with other arrays of the same plan, as an engine has them that slept and gave its memory away.
@@ -92,7 +118,8 @@ class Bound:
 
     def take(self, sources: GivenArrays, destinations: GivenArrays) -> None:
         """Prepare to run on some arrays, in place of those of before. Collective, and part of `Plan.bind`."""
-        executor, self._owners = self._prepare(sources, destinations, self._staging)
+        staging = self._shared_staging or Staging(self.transport)
+        executor, self._owners = self._prepare(sources, destinations, staging)
         if self._executor is not None:
             self._executor.close()
         self._executor, self._arrays = executor, (dict(sources), dict(destinations))
@@ -163,7 +190,7 @@ class Bound:
             if executor.busy:
                 self.wait()
             executor.close()
-        self._executor, self._owners, self._arrays = None, (), ({}, {})
+        self._executor, self._owners, self._arrays, self._shared_staging = None, (), ({}, {}), None
 
     def __del__(self) -> None:
         executor = self._executor
