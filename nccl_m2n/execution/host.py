@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
-from nccl_m2n.execution.descriptors import Mask, Table
+from nccl_m2n.execution.descriptors import COPY, Mask, Table
 from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, lower, place
 from nccl_m2n.execution.memory import bytes_at, numpy_type
 from nccl_m2n.execution.staging import Staging
@@ -115,8 +115,12 @@ class HostExecutor:
     def _launch(self, launch: int) -> None:
         for destination, source, nbytes in self._moves[launch]:
             ctypes.memmove(destination, source, nbytes)
-        for to, array in self._copies[launch]:
-            np.copyto(to, array, casting="unsafe")
+        if self._copies[launch]:
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # casts may overflow; a warning must not raise here
+                for to, array in self._copies[launch]:
+                    np.copyto(to, array, casting="unsafe")
 
     def close(self) -> None:
         """Release requests and staging."""
@@ -152,16 +156,22 @@ def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
     """(destination, source) views of the others."""
     pairs = []
     copies = _rows(low, launch)
-    for row in copies[~_contiguous(copies)]:
-        extent = (*row["extent"][::-1].tolist(), int(row["run"]))
-        types = _types(int(row["cast"]), int(row["source_unit"]), int(row["destination_unit"]))
-        sides = [
-            _strided(int(row[side]), extent, (*row[f"{side}_stride"][::-1].tolist(), kind.itemsize), kind)
-            for side, kind in zip(("source", "destination"), types, strict=True)
-        ]
-        for index in boxes_of_range(extent, int(row["start"]), int(row["stop"])):
-            source, destination = (side[index] for side in sides)
-            pairs.append((destination.squeeze(), source.squeeze()))
+    copies = copies[~_contiguous(copies)]
+    for at, to, start, stop, run, unit, other_unit, cast, *shape in zip(
+        *(copies[name].tolist() for name in COPY.names or ()), strict=True
+    ):
+        # Outermost dimension first, the run last, and none of extent 1.
+        dims = [*zip(*(column[::-1] for column in shape), strict=True), (run, unit, other_unit)]
+        dims = [d for d in dims if d[0] != 1]
+        extent, strides, other_strides = zip(*dims, strict=True) if dims else ((), (), ())
+        kind, other_kind = _types(cast, unit, other_unit)
+        source = _strided(at, extent, strides, kind)
+        destination = _strided(to, extent, other_strides, other_kind)
+        if stop - start == source.size:
+            pairs.append((destination, source))
+            continue
+        for index in boxes_of_range(extent, start, stop):
+            pairs.append((destination[index].squeeze(), source[index].squeeze()))
     return pairs
 
 
