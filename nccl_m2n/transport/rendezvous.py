@@ -244,6 +244,16 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
+def protection(environment: Mapping[str, str]) -> str:
+    """What keeps strangers out of the rendezvous of a job that was started with these variables."""
+    if environment.get(SECRET):
+        return f"{SECRET} keeps strangers out"
+    run = run_id(environment)
+    if run.split()[:1] in ([], ["none"]):  # what torchrun says where it was told nothing
+        return f"nothing but the network keeps strangers out: set {SECRET}"
+    return f"the run id keeps strangers out who cannot guess it; {SECRET} keeps out all"
+
+
 def _check(rank: int, size: int, address: str, port: int, timeout: float) -> None:
     whole_number(size, "number of ranks", least=1, most=MAX_RANKS, error=TransportError)
     whole_number(rank, "rank", least=0, most=size - 1, error=TransportError)
