@@ -7,7 +7,7 @@ import ctypes
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,15 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
-from nccl_m2n.execution.descriptors import COPY, Mask, Table
-from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, lower, place
+from nccl_m2n.execution.descriptors import COPY, Mask
+from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, arrange, lower
 from nccl_m2n.execution.memory import bytes_at, numpy_type
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
+from nccl_m2n.typing import Stream, Table
 
-Bytes: TypeAlias = npt.NDArray[Any]
+Elements: TypeAlias = npt.NDArray[np.generic]
 _UNIT_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
@@ -49,7 +50,7 @@ class HostExecutor:
         self.staging_bytes = 0
         self._staging: Staging | None = Staging(transport) if staging is None else staging
         self._rounds: list[PreparedRound] = []
-        self._copies: list[list[tuple[Bytes, Bytes]]] = []
+        self._copies: list[list[tuple[Elements, Elements]]] = []
         self._moves: list[list[tuple[int, int, int]]] = []
         self._pending = False
         made = {rank: self._lower(self._staging, rank, *task, wire) for rank, task in tasks.items()}
@@ -74,11 +75,11 @@ class HostExecutor:
         destinations: ArrayTable,
         wire: Wire,
     ) -> Lowered:
-        placement = place(program, sources, destinations, wire, alignment=1)
-        self.staging_bytes += placement.staging_bytes
-        send = staging.take(rank, placement.staging_bytes)
-        receive = send + 2 * placement.send_slot_bytes
-        return lower(program, placement, sources, destinations, send, receive)
+        arranged = arrange(program, sources, destinations, wire, alignment=1)
+        self.staging_bytes += arranged.staging_bytes
+        send = staging.take(rank, arranged.staging_bytes)
+        receive = send + 2 * arranged.send_half_bytes
+        return lower(program, arranged, sources, destinations, send, receive)
 
     @property
     def busy(self) -> bool:
@@ -91,7 +92,7 @@ class HostExecutor:
     def capture(self) -> None:
         """Nothing: everything is prepared already."""
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """End the last run, pack the first round and start its messages; `finish` does the rest."""
         self.finish(time.monotonic() + DEFAULT_TIMEOUT)
         self._pending = True
@@ -152,7 +153,7 @@ def _contiguous(copies: Table) -> Mask:
     return contiguous
 
 
-def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
+def launch_copies(low: Lowered, launch: int) -> list[tuple[Elements, Elements]]:
     """(destination, source) views of the others."""
     pairs = []
     copies = _rows(low, launch)
@@ -175,13 +176,17 @@ def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
     return pairs
 
 
-def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _types(
+    cast: int, source_unit: int, destination_unit: int
+) -> tuple[np.dtype[np.generic], np.dtype[np.generic]]:
     if not cast:
         return np.dtype(_UNIT_TYPES[source_unit]), np.dtype(_UNIT_TYPES[destination_unit])
     return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
-def _strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
+def _strided(
+    address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[np.generic]
+) -> Elements:
     reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
     low = sum(r for r in reach if r < 0)
     size = sum(map(abs, reach)) + kind.itemsize
