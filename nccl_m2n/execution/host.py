@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.descriptors import COPY, Mask
 from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, arrange, lower
 from nccl_m2n.execution.memory import bytes_at, numpy_type
@@ -47,6 +48,8 @@ class HostExecutor:
         wire: Wire,
         staging: Staging | None = None,
     ) -> None:
+        self.baseline_bytes = 0
+        self.changes: Changes | None = None
         self.staging_bytes = 0
         self._staging: Staging | None = Staging(transport) if staging is None else staging
         self._rounds: list[PreparedRound] = []
@@ -85,6 +88,9 @@ class HostExecutor:
     def busy(self) -> bool:
         """Whether a started run has not been finished."""
         return self._pending
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Nothing: every run sends everything."""
 
     def connect(self) -> None:
         """Nothing: host transports are connected when they are made."""
@@ -166,8 +172,8 @@ def launch_copies(low: Lowered, launch: int) -> list[tuple[Elements, Elements]]:
         dims = [d for d in dims if d[0] != 1]
         extent, strides, other_strides = zip(*dims, strict=True) if dims else ((), (), ())
         kind, other_kind = _types(cast, unit, other_unit)
-        source = _strided(at, extent, strides, kind)
-        destination = _strided(to, extent, other_strides, other_kind)
+        source = strided(at, extent, strides, kind)
+        destination = strided(to, extent, other_strides, other_kind)
         if stop - start == source.size:
             pairs.append((destination, source))
             continue
@@ -184,9 +190,10 @@ def _types(
     return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
-def _strided(
+def strided(
     address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[np.generic]
 ) -> Elements:
+    """An array of a shape at an address, with strides in bytes."""
     reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
     low = sum(r for r in reach if r < 0)
     size = sum(map(abs, reach)) + kind.itemsize
