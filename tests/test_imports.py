@@ -45,14 +45,14 @@ DOORS = {
     "planning.plans": {"bind": {"execution", "transport"}, "_repr_html_": {"show"}},
     "layout.layout": {"_repr_html_": {"show"}},
 }
-UNSETTLED = {"layout", "models", "transport"}  # parts that still have circles within
+UNSETTLED = {"models", "transport"}  # parts that still have circles within
 ON_TOP = {"__init__", "__main__", "cli", "measure"}  # they may name every part
 
 # The only modules that may import a package with a device behind it, even inside a function, by how their
 # names begin.
 DEVICE_MODULES = {
     "nccl": ("transport.nccl_library",),
-    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels", "execution.views"),
+    "cupy": ("transport.nccl", "transport.gpu", "execution.device", "execution.kernels"),
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccl_m2n.errors import CommandError
+from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.placer import Placer
 
@@ -62,7 +63,7 @@ class Declaration:
         if self._left_out(name):
             return
         expected = self.local(name)
-        if not splits(tuple(array.shape), expected):
+        if factor_shape(tuple(array.shape), expected) is None:
             raise CommandError(
                 f"{stored} on rank {self.rank}: expected {expected} for {name} of shape "
                 f"{self.placer.manifest[name].shape}, got {tuple(array.shape)}; is it stored as its "
@@ -155,24 +156,3 @@ class Declaration:
 
     def _left_out(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
-
-
-def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
-    """Whether `shape` is `local`, or `local` with dimensions split in row-major order.
-
-    Example:
-        >>> splits((4, 6, 5), (24, 5)), splits((24, 5), (24, 5)), splits((5, 24), (24, 5))
-        (True, True, False)
-    """
-    at = 0
-    for extent in local:
-        have = 1
-        if extent in (0, 1) and at < len(shape) and shape[at] == extent:
-            at += 1
-            continue
-        while at < len(shape) and have != extent:
-            have *= shape[at]
-            at += 1
-        if have != extent:
-            return False
-    return at == len(shape)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from nccl_m2n.transport.ranks import Held, Ranks
+from nccl_m2n.transport.ranks import Ranks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,8 +69,8 @@ class Transport(Ranks):
         return list(domains.values())
 
     def keep(self, thing: object) -> None:
-        """Hold on to memory that an unfinished run may still touch, until the process ends."""
-        Held.hold(thing)
+        """Hold on to memory that an unfinished run may still touch, for as long as this transport lives."""
+        self.__dict__.setdefault("_kept", []).append(thing)
 
     def __enter__(self) -> Self:
         return self

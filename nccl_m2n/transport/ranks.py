@@ -119,6 +119,13 @@ class Ranks(ABC):
         """Release what was made. Called once."""
 
 
+def not_there(ranks: Sequence[int]) -> str:
+    """Which ranks did not come, for the error of those who waited for them."""
+    if not ranks:
+        return "all ranks are there, but not done"
+    return f"rank {short_ranks(ranks)} did not come, and may be gone or late"
+
+
 class Held:
     """Memory that a peer, or a library, may still touch, held until it is known that nobody does.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
@@ -46,14 +46,13 @@ class TcpLink:
         self.peer, self.socket = peer, connection
         self.gone = ""  # why nothing more can be sent or received
         self.orderly = False  # whether it was closed when all was well
-        self._allowed: defaultdict[int, int] = defaultdict(
-            int
-        )  # by space: messages that the peer is ready for
-        self._held_back: defaultdict[int, deque[tuple[memoryview, Batch]]] = defaultdict(deque)
+        # By space, while there is something to tell: messages that the peer is ready for, and is not.
+        self._allowed: dict[int, int] = {}
+        self._held_back: dict[int, deque[tuple[memoryview, Batch]]] = {}
         self._words: list[bytes] = []  # heads without a message, which overtake messages
         self._outgoing: deque[tuple[bytes, memoryview, Batch]] = deque()
         self._now: deque[tuple[memoryview, Batch | None]] = deque()  # given to the system next, in order
-        self._expected: defaultdict[int, deque[tuple[memoryview, Batch]]] = defaultdict(deque)
+        self._expected: dict[int, deque[tuple[memoryview, Batch]]] = {}  # by space
         self._into: memoryview | None = None  # where the rest of the current message goes
         self._into_batch: Batch | None = None
         self._last_word: bytearray | None = None
@@ -72,26 +71,32 @@ class TcpLink:
             self._into_batch
             or self._outgoing
             or any(batch is not None for _, batch in self._now)
-            or any(self._expected.values())
-            or any(self._held_back.values())
+            or self._expected
+            or self._held_back
         )
 
     def post(
         self, space: int, sends: Sequence[memoryview], receives: Sequence[memoryview], batch: Batch
     ) -> None:
         """Ask for messages; within a space and a direction they match in the order of posting at both ends."""
-        self._expected[space].extend((view, batch) for view in receives)
         if receives:
+            self._expected.setdefault(space, deque()).extend((view, batch) for view in receives)
             self._words.append(_HEAD.pack(READY, space, len(receives)))
-        self._held_back[space].extend((view, batch) for view in sends)
-        self._release(space)
+        if sends:
+            self._held_back.setdefault(space, deque()).extend((view, batch) for view in sends)
+            self._release(space)
 
     def _release(self, space: int) -> None:
-        waiting = self._held_back[space]
-        while waiting and self._allowed[space]:
-            self._allowed[space] -= 1
+        """Let go of messages that the peer is ready for."""
+        waiting, allowed = self._held_back.pop(space, deque()), self._allowed.pop(space, 0)
+        while waiting and allowed:
+            allowed -= 1
             view, batch = waiting.popleft()
             self._outgoing.append((_HEAD.pack(DATA, space, len(view)), view, batch))
+        if waiting:
+            self._held_back[space] = waiting
+        if allowed:
+            self._allowed[space] = allowed
 
     # Sending
 
@@ -210,14 +215,16 @@ class TcpLink:
 
     def _begin(self, kind: int, space: int, count: int) -> None:
         if kind == READY:
-            self._allowed[space] += count
+            self._allowed[space] = self._allowed.get(space, 0) + count
             self._release(space)
         elif kind in (CLOSED, BROKEN) and 0 < count <= _LAST_WORD:
             self.orderly = kind == CLOSED
             self._last_word = bytearray(count)
             self._into = memoryview(self._last_word)
-        elif kind == DATA and self._expected[space]:
+        elif kind == DATA and space in self._expected:
             self._into, self._into_batch = self._expected[space].popleft()
+            if not self._expected[space]:
+                del self._expected[space]
             if len(self._into) != count:
                 raise ProtocolError(
                     f"rank {self.peer} sent {count} bytes where {len(self._into)} were expected"

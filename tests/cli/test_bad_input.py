@@ -108,7 +108,7 @@ ONE_RANK_FAILS = """if True:
     from nccl_m2n.cli import main, refit
     from nccl_m2n.transport.meeting import Place
     if Place.of(os.environ).rank == 2:
-        refit.wrong_bytes = lambda *arguments: 1 // 0
+        refit.count_wrong = lambda *arguments: 1 // 0
     sys.exit(main())
 """
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -29,7 +30,25 @@ def mpiexec() -> str:
 
 def run(processes: int, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
     """Run ``python …`` under MPI; whatever is left at the time limit, in seconds, is killed."""
-    command = [mpiexec(), "-n", str(processes), sys.executable, *arguments]
+    return _run([mpiexec(), "-n", str(processes), sys.executable, *arguments], limit)
+
+
+def run_by_torchrun(processes: int, *arguments: str, limit: float) -> subprocess.CompletedProcess[str]:
+    """The same by torchrun, or, where there is none, with the variables that it sets."""
+    if importlib.util.find_spec("torch") is None:
+        return run_by_sockets(processes, *arguments, limit=limit)
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
+    return _run([*launcher, *arguments], limit)
+
+
+def _run(command: list[str], limit: float) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "true", "OMPI_ALLOW_RUN_AS_ROOT": "1",
                                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}  # fmt: skip
     process = subprocess.Popen(

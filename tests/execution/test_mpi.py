@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.bad_input import BAD_INPUT, BadInput
@@ -43,17 +41,3 @@ def test_a_mistake_is_told_to_every_rank(refusals: mpi.Results, case: BadInput) 
 @pytest.mark.parametrize("name", reshard_cases.MOVES | reshard_cases.REFUSES)
 def test_reshard(reshards: mpi.Results, name: str) -> None:
     reshards.check(name)
-
-
-@pytest.mark.parametrize("where", ["bind", "run"])
-def test_a_peer_that_does_not_come(tmp_path: Path, where: str) -> None:
-    """Every rank that waits for it raises in time, and knows that the transport is lost."""
-    done = mpi.run(4, "-m", "tests.execution.silent_peer", where, str(tmp_path), limit=60)
-    told = [path.read_text(encoding="utf-8").split("\n") for path in sorted(tmp_path.glob("*.txt"))]
-    assert len(told) == 3, done.stderr[-2000:]
-    for rank, (seconds, *said) in enumerate(told):
-        assert float(seconds) < 20
-        assert "TransferTimeout: " in said[0]
-        assert f"rank {rank}: messages were still under way at the time limit" in said[0]
-        assert len(said) == (2 if where == "run" else 1)
-        assert said[-1].startswith("TransportError: expected a transport in order") or where == "bind"

@@ -9,17 +9,18 @@ import pytest
 
 from nccl_m2n.transport import handshake
 from nccl_m2n.transport.handshake import Guest, Host, Letter, ProtocolError, Session
-from tests.transport.fuzz_handshake import fuzz
+from tests.transport.fuzz_streams import fuzz
 
 
 def test_wrong_byte_streams() -> None:
-    """`python -m tests.transport.fuzz_handshake` tries 100,000 of them."""
+    """`python -m tests.transport.fuzz_streams` tries 100,000 of them."""
     told = fuzz(12_000, seed=7)
     outcomes = {
         "to_host": {"let in", "refused", "waits for more"},
         "to_guest": {"let in", "refused", "waits for more"},
         "to_session": {"all came", "refused", "waits for more"},
         "to_split": {"taken apart", "refused"},
+        "to_link": {"all came", "refused", "waits for more"},
     }
     for target, expected in outcomes.items():
         assert {outcome for name, outcome in told if name == target} == expected

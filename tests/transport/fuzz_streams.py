@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte streams that went wrong, fed to both ends of the handshake and to what reads sealed messages.
+"""Byte streams that went wrong, fed to both ends of the handshake and to all that reads messages.
 
-usage: python -m tests.transport.fuzz_handshake [STREAMS [SEED]]
+usage: python -m tests.transport.fuzz_streams [STREAMS [SEED]]
 
 Whatever comes, an end either goes on or raises `ProtocolError`; it lets nobody in who did not say exactly what a
-rank says, and gives no message that was not sent, in the order in which it was sent.
+rank says, and gives no sealed message that was not sent, in the order in which it was sent. Messages of a link, which
+are not sealed, touch no memory but their own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import random
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from nccl_m2n.transport import handshake
 from nccl_m2n.transport.handshake import WELCOME, Guest, Host, Letter, ProtocolError, Session
+from nccl_m2n.transport.tcp_link import TcpLink
 
 KEY = handshake.job_key("a secret", "fuzz")
 STREAMS = 100_000
@@ -174,7 +177,74 @@ def to_split(rng: random.Random, mutate: Mutation, other: tuple[bytes, ...]) -> 
     return "taken apart"
 
 
-TARGETS = (to_host, to_guest, to_session, to_split)
+class Pipe:
+    """As much of a socket as a link uses, in memory."""
+
+    def __init__(self) -> None:
+        self.sent, self.came = bytearray(), bytearray()
+
+    def sendmsg(self, views: Sequence[memoryview]) -> int:
+        for view in views:
+            self.sent += view
+        return sum(map(len, views))
+
+    def recv_into(self, view: memoryview) -> int:
+        if not self.came:
+            raise BlockingIOError
+        count = min(len(view), len(self.came))
+        view[:count] = self.came[:count]
+        del self.came[:count]
+        return count
+
+    def recvmsg_into(self, views: Sequence[memoryview]) -> tuple[int]:
+        first = self.recv_into(views[0])
+        return (first + (self.recv_into(views[1]) if self.came else 0),)
+
+
+@dataclass
+class Batch:
+    left: int
+
+
+def link() -> tuple[TcpLink, Pipe]:
+    pipe = Pipe()
+    return TcpLink(1, pipe), pipe  # type: ignore[arg-type]
+
+
+def to_link(rng: random.Random, mutate: Mutation, other: tuple[bytes, ...]) -> str:
+    """Messages of two spaces on their way to arrays."""
+    sizes = [rng.choice((0, 1, 9, 200)) for _ in range(rng.randint(1, 4))]
+    payloads = [rng.randbytes(size) for size in sizes]
+    memory = bytearray(sum(sizes) + 8 * len(sizes) + 8)
+    places, at = [], 8
+    for size in sizes:
+        places.append(memoryview(memory)[at : at + size])
+        at += size + 8
+    (sender, out), (receiver, into), batch = link(), link(), Batch(len(sizes))
+    for number, (payload, place) in enumerate(zip(payloads, places, strict=True)):
+        sender.post(number % 2, [memoryview(payload)], [], Batch(1))
+        receiver.post(number % 2, [], [place], batch)
+    receiver.write()
+    out.came += into.sent
+    sender.read()
+    sender.write()
+    stream = bytes(out.sent)
+    for piece in pieces(rng, mutate(rng, stream, other[3] or b"\0")):
+        into.came += piece
+        receiver.read()
+    assert 0 <= batch.left <= len(sizes)
+    outside, at = bytearray(memory), 8
+    for size in sizes:
+        outside[at : at + size] = bytes(size)
+        at += size + 8
+    assert not any(outside), "memory was touched that no message is for"
+    if mutate is nothing:
+        assert batch.left == 0
+        assert [bytes(place) for place in places] == payloads
+    return "all came" if batch.left == 0 else "waits for more"
+
+
+TARGETS = (to_host, to_guest, to_session, to_split, to_link)
 
 
 def fuzz(streams: int, seed: int = 0) -> collections.Counter[tuple[str, str]]:
