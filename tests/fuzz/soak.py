@@ -29,7 +29,7 @@ from nccl_m2n import Layout, Mesh, Parameter, Plan, Refit, Replicate, Shard, Top
 from nccl_m2n.transport.base import Transport
 from tests.fuzz.world import TRANSPORTS, World, find_transport, make_transport
 
-FEWEST = {"reshard": 100}  # calls of a phase, else 20: its caches are full after half of them
+FEWEST = {"reshard": 160}  # calls of a phase, else 20: its caches are full after half of them
 RSS_MAY_GROW = 3 << 20  # bytes that an allocator may keep for itself
 TRACED_MAY_GROW = 48 << 10  # bytes of Python's and NumPy's memory
 Phase = Callable[[int], None]
@@ -73,20 +73,20 @@ class Held:
 
 def soak(phase: Phase, count: int, traced: int) -> list[str]:
     """Call a phase `count` times, and `traced` times more; what is held more in the end than half way."""
-    grown = _soak(phase, count)
+    grown = _soak(phase, range(count))
     tracemalloc.start()
     try:
-        return grown + _soak(phase, traced)
+        return grown + _soak(phase, range(count, count + traced))
     finally:
         tracemalloc.stop()
 
 
-def _soak(phase: Phase, count: int) -> list[str]:
-    middle = count * 6 // 10
-    for number in range(middle):
+def _soak(phase: Phase, numbers: range) -> list[str]:
+    middle = len(numbers) * 6 // 10
+    for number in numbers[:middle]:
         phase(number)
     before = Held.now()
-    for number in range(middle, count):
+    for number in numbers[middle:]:
         phase(number)
     return Held.now().grown(before)
 
