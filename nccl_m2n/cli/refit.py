@@ -227,5 +227,6 @@ def _text(job: Refitting) -> str:
         ("before", f"plan {own['plan']:.3f} s, read {own['read']:.3f} s, bind {own['bind']:.3f} s"),
         ("verified", f"{job.verified:,} bytes on the destination ranks, every one as in {job.weights.label}"),
     ]
-    head = f"{job.problem.headline()}, by {job.carrier}, {job.transport.memory} memory"
+    made_up = ", made-up weights" if isinstance(job.weights, MadeUpWeights) else ""
+    head = job.problem.headline(f"{made_up}, by {job.carrier}, {job.transport.memory} memory")
     return f"{head}\n{job.plan}\n({job.domains_from})\n\n{pairs_text(rows)}"

@@ -80,8 +80,8 @@ def test_too_little_memory(monkeypatch, capsys) -> None:
     [
         (["--source", "tp=2", "--destination", "tp=4"], "6 in all; there are 4: start mpiexec -n 6"),
         (
-            ["--source", "tp=8", "--destination", "tp=4", "--overlap"],
-            "8 in all; there are 4: start mpiexec -n 8",
+            ["--source", "tp=12", "--destination", "tp=4", "--overlap"],
+            "12 in all; there are 4: start mpiexec -n 12",
         ),
         (["--source", "tp=2", "--destination", "tp=2", "--frob"], "unrecognized arguments: --frob"),
         (["--source", "tp=2", "--destination", "tp=2", "--transport", "local"], "there are 4 processes"),

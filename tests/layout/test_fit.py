@@ -18,8 +18,8 @@ from nccl_m2n.execution.views import view_array
 from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.models import Manifest
 from nccl_m2n.sharding import Parallelism, Rule
-from nccl_m2n.sharding.placer import Placer
-from nccl_m2n.storage.declare import Declaration
+from nccl_m2n.sharding.model_layouts import ModelLayouts
+from nccl_m2n.storage.declare import RankViews
 
 SHAPES = [shape for ndim in range(5) for shape in itertools.product(range(5), repeat=ndim)]
 
@@ -107,8 +107,8 @@ def test_more_dimensions_than_there_can_be() -> None:
 
 @pytest.mark.parametrize(("shape", "fits"), [((6,), True), ((6, 1), True), ((2, 3, 1), True), ((3,), False)])
 def test_storage_asks_the_same(shape: tuple[int, ...], fits: bool) -> None:
-    placer = Placer(Manifest({"w": ((6, 1), "float32")}), Parallelism(), rules=[Rule("*")])
-    declared = Declaration(placer, 0)
+    side = ModelLayouts(Manifest({"w": ((6, 1), "float32")}), Parallelism(), rules=[Rule("*")])
+    declared = RankViews(side, 0)
     if fits:
         declared.add("w", np.zeros(shape), "stored")
     else:

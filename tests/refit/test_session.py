@@ -27,7 +27,6 @@ from nccl_m2n import (
 )
 from nccl_m2n.models import Manifest
 from nccl_m2n.sharding import Parallelism, layouts
-from nccl_m2n.sharding.scales import scale_layout
 from nccl_m2n.storage import vllm
 
 from .sessions import assert_holds, copies, holds, moved, needs, refit, sharded, together, values
@@ -126,14 +125,26 @@ def test_expert_0_in_two_slots_of_one_rank() -> None:
     assert (slots[1] == -1).all()
 
 
+def blocks_of(layout: Layout, shape: tuple[int, int]) -> Layout:
+    """Of blocks of 128 rows and columns each rank holds those that it has a part of."""
+    pieces = {
+        rank: [
+            Box(tuple(a // 128 for a in piece.box.start), tuple(-(-b // 128) for b in piece.box.stop))
+            for piece in layout.pieces(rank)
+        ]
+        for rank in layout.ranks
+    }
+    return Layout.from_pieces(shape, pieces)
+
+
 def test_scales_whose_shards_end_inside_a_block() -> None:
     """576 rows over 4 ranks: 144 rows each, so that ranks 0 and 1 both have rows of block 1."""
     weight = sharded((576, 256), EIGHT)
-    scales = scale_layout(weight, (5, 2))
+    scales = blocks_of(weight, (5, 2))
     assert [scales.local_shape(r)[0] for r in EIGHT] == [2, 2, 2, 2]
     full, name = values((5, 2), np.float32), "w_scale_inv"
     wanted = needs(scales, np.float32, name)
-    moved(holds(scale_layout(sharded((576, 256), range(3)), (5, 2)), full, name), wanted)
+    moved(holds(blocks_of(sharded((576, 256), range(3)), (5, 2)), full, name), wanted)
     assert_holds(wanted, scales, full, name)
 
 
@@ -176,7 +187,7 @@ def test_fp8_weights_travel_with_their_scales() -> None:
     scale, shape = values((2, 1), np.float32), (256, 8)
     source, destination = sharded(shape, range(2)), copies(shape, 2)
     names = ("w", "w_scale_inv")
-    have = together(holds(source, weight), holds(scale_layout(source, (2, 1)), scale, names[1]))
+    have = together(holds(source, weight), holds(blocks_of(source, (2, 1)), scale, names[1]))
     wanted = together(needs(destination, weight.dtype), needs(copies((2, 1), 2), np.float32, names[1]))
     moved(have, wanted)
     assert_holds(wanted, destination, weight)
