@@ -6,7 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nccl_m2n.transport.ranks import Ranks
 
@@ -41,16 +42,37 @@ class PreparedRound(ABC):
 
     @abstractmethod
     def finish(self, deadline: float | None = None) -> None:
-        """Wait for all messages; on a device the stream does that, and this does nothing."""
+        """Wait for all messages, and move on with what else is under way; on a device the stream does that."""
+
+    def done(self) -> bool:
+        """Whether all messages are over, found out without waiting."""
+        return True
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was prepared, once no message is under way."""
+
+
+class Run(Protocol):
+    """A started run whose rounds follow each other only as somebody moves it on."""
+
+    def move_on(self) -> None:
+        """Go as far as it goes without waiting."""
 
 
 class Transport(Ranks):
     """A fixed set of ranks that can send bytes to each other."""
 
     memory: Literal["host", "device"]
+
+    @cached_property
+    def under_way(self) -> list[Run]:
+        """Started runs that nobody waits for yet: whoever waits moves them on, for a peer may wait for them first."""
+        return []
+
+    def move_on(self) -> None:
+        """Move on with all that is under way."""
+        for run in tuple(self.under_way):
+            run.move_on()
 
     @abstractmethod
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
