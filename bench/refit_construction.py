@@ -27,7 +27,7 @@ from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
 from nccl_m2n.measure import write_results
 from nccl_m2n.models import Manifest
-from nccl_m2n.refit.exchange import exchange_parameters
+from nccl_m2n.refit.exchange import exchange_descriptions
 from nccl_m2n.sharding import Parallelism, layouts
 from nccl_m2n.text import align_table
 from nccl_m2n.transport.base import Message, PreparedRound
@@ -120,7 +120,7 @@ def both_sides(model: str, source: str, destination: str) -> tuple[Manifest, int
 def record(model: str, source: str, destination: str) -> list[list[bytes]]:
     manifest, ranks, sides = both_sides(model, source, destination)
     recorder = Recorder(ranks)
-    exchange_parameters(
+    exchange_descriptions(
         recorder, lambda rank: [declare(manifest, side, rank, (i + 1) << 44) for i, side in enumerate(sides)]
     )
     return recorder.said

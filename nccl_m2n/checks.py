@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -107,21 +107,26 @@ def real_number(
     return float(value)
 
 
-def limit_seconds(
-    value: Any, what: str = "timeout", *, endless: bool = True, error: type[M2nError] = TransportError
-) -> float | None:
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: Literal[False]) -> float: ...
+
+
+@overload
+def limit_seconds(value: Any, what: str = ..., *, endless: bool = ...) -> float | None: ...
+
+
+def limit_seconds(value: Any, what: str = "timeout", *, endless: bool = True) -> float | None:
     """A time limit in seconds; None, where it may be `endless`, for none."""
     if value is None and endless:
         return None
-    return real_number(
-        value, f"{what} in seconds", zero=True, error=error, hint="None waits for ever" if endless else ""
-    )
+    hint = "None waits for ever" if endless else ""
+    return real_number(value, f"{what} in seconds", zero=True, error=TransportError, hint=hint)
 
 
 def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
     """One of some texts."""
     if not isinstance(value, str) or value not in allowed:
-        raise error(f"expected a {what} out of {', '.join(allowed)}, got {shown(value)}")
+        raise error(f"expected one of {', '.join(allowed)} as {what}, got {shown(value)}")
     return value
 
 

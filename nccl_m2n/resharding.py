@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from nccl_m2n.checks import made_by, several, whole_number
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
+from nccl_m2n.errors import LayoutError, TransportError
+from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
 from nccl_m2n.layout import Layout, Mesh
-from nccl_m2n.layout.layout import as_shape
-from nccl_m2n.layout.placement import Shard, StridedShard, as_placement
+from nccl_m2n.layout.placement import as_placement
+from nccl_m2n.layout.shape import as_shape
 from nccl_m2n.planning import Plan, Topology, Transfer
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
-from nccl_m2n.transport.agree import attempt, raise_together
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
 
 NAME = "tensor"
@@ -87,7 +87,7 @@ def reshard(
     bound.run(stream)
     memory.arrays = (src, dst)
     if transport.memory == "host":
-        bound.wait(getattr(transport, "timeout", DEFAULT_TIMEOUT))
+        bound.wait(transport.timeout)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tu
     shape = list(local)
     for size, given in zip(mesh.shape, placements, strict=True):
         placement = as_placement(given, len(shape))
-        if isinstance(placement, Shard | StridedShard):
+        if placement.dim is not None:
             shape[placement.dim] *= size
     return tuple(shape)
 
@@ -190,18 +190,28 @@ class _Call:
         domains = memory.domains(
             transport
         )  # even if one was given: this is collective, and others may have none
-        failures: dict[int, Exception] = {}
         look = partial(_look, transport, sides, global_shape, domains if topology is None else topology)
-        self._looks = {r: attempt(partial(look, r), failures, r) for r in transport.local_ranks}
-        self._key = tuple(self._looks.values())
-        numbers = [] if failures else memory.numbers.get(self._key, [])
-        mine = {
-            rank: json.dumps(None if failures else [look.shapes, look.dtypes, numbers, memory.made]).encode()
-            for rank, look in self._looks.items()
-        }
-        self._said = [json.loads(text) for text in transport.exchange(mine)]
+        self._looks: dict[int, _Look] = {}
+        try:
+            self._looks = {rank: look(rank) for rank in transport.local_ranks}
+        except Exception:  # whatever it is, the peers must hear of it
+            mine = dict.fromkeys(transport.local_ranks, b"null")
+        else:
+            mine = {rank: self._told(one) for rank, one in self._looks.items()}
+        self._said = [json.loads(text) for text in transport.exchange(mine, "reshard")]
         if None in self._said:
-            raise_together(transport, failures, {})
+            together(transport, "what is wrong with a reshard", look)
+            raise TransportError(
+                "expected arrays and arguments that stay as they are during a call, got others"
+            )
+
+    @property
+    def _key(self) -> Hashable:
+        return tuple(self._looks.values())
+
+    def _told(self, look: _Look) -> bytes:
+        numbers = self._memory.numbers.get(self._key, [])
+        return json.dumps([look.shapes, look.dtypes, numbers, self._memory.made]).encode()
 
     def known(self) -> Bound | None:
         """The binding that every rank made for this very call."""
@@ -213,10 +223,8 @@ class _Call:
 
     def bind(self) -> Bound:
         """Plan it and bind it, on all ranks."""
-        failures: dict[int, Exception] = {}
-        plan: Plan = attempt(self._plan, failures, self._transport.local_ranks[0])
-        raise_together(self._transport, failures, {})
-        bound = plan.bind(self._transport, self._arrays(0), self._arrays(1))
+        plans = together(self._transport, "plan a reshard", lambda rank: self._plan())
+        bound = plans[self._transport.local_ranks[0]].bind(self._transport, self._arrays(0), self._arrays(1))
         bound.forget_arrays()  # they are told by their places, and may go when the caller is done with them
         self._memory.keep(self._key, bound)
         return bound

@@ -13,16 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from nccl_m2n.execution.arrays import as_array
 
 import nccl_m2n as m2n
 from nccl_m2n import errors, interop, models, sharding, show, storage
 from nccl_m2n.dtypes import dtype_name
-from nccl_m2n.execution.arrays import as_array
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.refit import Parameter, Refit
 from nccl_m2n.transport.rendezvous import Rendezvous
 
-L, P, T = errors.LayoutError, errors.PlanError, errors.TransportError
+L, P, T, C = errors.LayoutError, errors.PlanError, errors.TransportError, errors.CommandError
 NAN, INFINITE = float("nan"), float("inf")
 
 
@@ -382,7 +382,7 @@ RUNNING = [
         "Rendezvous",
         Rendezvous,
         T,
-        given(rank=0, size=1, address="127.0.0.1", port=0),
+        given(rank=0, size=1, address="127.0.0.1", port=29500),
         {
             "rank": RANK | also(1),
             "size": COUNT,
@@ -563,14 +563,14 @@ MODELS = [
     Public(
         "Manifest.named",
         models.Manifest.named,
-        L,
+        C,
         given(name="Llama-3.1-8B"),
         {"name": TEXT | also("Llama-9")},
     ),
     Public(
         "Parallelism",
         sharding.Parallelism,
-        L,
+        C,
         given(tp=2, pp=1, ep=1, cp=1, fsdp=1, dp=1, order="megatron"),
         {
             "tp": SIZE,
@@ -587,22 +587,22 @@ MODELS = [
     Public(
         "Parallelism.parse",
         sharding.Parallelism.parse,
-        L,
+        C,
         given(text="tp=2"),
         {"text": also(None, 5, "tp", "tp=x", "q=1", "tp=0", "tp=-1")},
     ),
     Public(
         "Parallelism.dense",
         PARALLEL.dense,
-        L,
+        C,
         given(stage=0, start=0),
         {"stage": RANK | also(1), "start": RANK},
     ),
-    Public("Parallelism.stages", PARALLEL.stages, L, given(layers=2), {"layers": FROM_0 | also(10**10)}),
+    Public("Parallelism.stages", PARALLEL.stages, C, given(layers=2), {"layers": FROM_0 | also(10**10)}),
     Public(
         "Rule",
         sharding.Rule,
-        L,
+        C,
         given(pattern="*", tp=0, units=2, stage="all", fsdp=0),
         {
             "pattern": TEXT,
@@ -617,7 +617,7 @@ MODELS = [
     Public(
         "layouts",
         sharding.layouts,
-        L,
+        C,
         lambda: {"manifest": manifest(), "parallelism": PARALLEL, "rules": [RULE]},
         {
             "manifest": THING,
@@ -631,39 +631,39 @@ MODELS = [
     Public(
         "load_rules",
         sharding.load_rules,
-        L,
+        C,
         given(source=[{"pattern": "*"}]),
         {"source": also(None, 5, [5], [{}], [{"pattern": 5}], [{"pattern": "*", "x": 1}], "/no/rules.json")},
     ),
     Public(
         "rules_for",
         sharding.rules_for,
-        L,
+        C,
         lambda: {"manifest": models.Manifest.named("Llama-3.1-8B")},
         {"manifest": THING},
     ),
-    Public("fsdp", storage.fsdp, L, STORED, STORAGE),
+    Public("fsdp", storage.fsdp, C, STORED, STORAGE),
     Public(
         "megatron",
         storage.megatron,
-        L,
+        C,
         STORED,
         STORAGE | {"padded_vocab": COUNT.but(None), "layers": also(5, "x", [1.5]), "zero_padding": FLAG},
     ),
     Public(
-        "vllm", storage.vllm, L, STORED, STORAGE | {"padded_vocab": COUNT.but(None), "zero_padding": FLAG}
+        "vllm", storage.vllm, C, STORED, STORAGE | {"padded_vocab": COUNT.but(None), "zero_padding": FLAG}
     ),
     Public(
         "padded_rows",
         storage.padded_rows,
-        L,
+        C,
         given(vocab=100, multiple=64, ranks=2),
         {"vocab": COUNT, "multiple": COUNT, "ranks": COUNT},
     ),
     Public(
         "split_qkv",
         storage.split_qkv,
-        L,
+        C,
         given(array=np.zeros((8, 4)), groups=2, queries=2, head_dim=1),
         {"array": THING | also(np.zeros((7, 4)), [1]), "groups": COUNT, "queries": COUNT, "head_dim": COUNT},
     ),
@@ -676,5 +676,29 @@ def _world() -> Any:
     return MPI.COMM_WORLD
 
 
-TABLE = [*LAYOUTS, *PLANNING]
+PENDING = {
+    "ArrayView",
+    "Parameter",
+    "Parameter.view",
+    "Plan.bind",
+    "Plan.bind, transport",
+    "Refit",
+    "Refit, plan",
+    "Refit, transport",
+    "Refit.prepare",
+    "Refit.run",
+    "Refit.verify",
+    "Refit.wait",
+    "Rule",
+    "as_array",
+    "fsdp",
+    "layouts",
+    "load_rules",
+    "megatron",
+    "padded_rows",
+    "rules_for",
+    "split_qkv",
+    "vllm",
+}
+TABLE = [one for one in (*LAYOUTS, *PLANNING, *RUNNING, *REFIT, *MODELS) if one.name not in PENDING]
 NEEDS_DEVICE = {"NcclTransport"}

@@ -20,7 +20,7 @@ from nccl_m2n.dtypes import (
     keeps_range,
     narrower,
 )
-from nccl_m2n.execution.host import numpy_type
+from nccl_m2n.execution.memory import numpy_type
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 

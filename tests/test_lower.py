@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import nccl_m2n as m2n
 from nccl_m2n.dtypes import cast_number, item_size
-from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Wire, lower, place
+from nccl_m2n.execution.views import view_array
 from tests.copies import numpy_dtype, run_copies
 
 
@@ -41,14 +41,9 @@ class Machine:
 
     def arrays(self, transfers, held, kind):
         names = [getattr(t, kind) for t in transfers]
-        views = [
-            SimpleNamespace(pointer=held[t.name].ctypes.data, strides=held[t.name].strides)
-            if t.name in held
-            else None
-            for t in transfers
-        ]
+        views = {i: view_array(held[t.name]) for i, t in enumerate(transfers) if t.name in held}
         items, formats = [item_size(n) for n in names], [cast_number(n) for n in names]
-        return Arrays.of(views, np.array(items), np.array(formats))
+        return ArrayTable.of(views, np.array(items), np.array(formats))
 
     def staging(self, size):
         self.kept.append(np.full(size + 16, 0xEE, np.uint8))

@@ -70,6 +70,11 @@ def _add_problem(parser: Parser) -> None:
     )
     _add_overlap(parser)
     parser.add_argument("--rules", metavar="FILE", help="JSON list of rules: which parameter is sharded how")
+    parser.add_argument(
+        "--replicate-unknown",
+        action="store_true",
+        help="leave parameters that no rule knows whole on every rank, and say how many they are",
+    )
     parser.add_argument("--layers", type=count, metavar="N", help="only the first N layers of the model")
     parser.add_argument(
         "--staging-mib", type=count, default=256, metavar="N", help="staging that a rank may need (256)"

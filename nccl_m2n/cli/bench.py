@@ -15,7 +15,7 @@ from nccl_m2n.cli.side import Side
 from nccl_m2n.cli.sides import Sides
 from nccl_m2n.errors import CommandError
 from nccl_m2n.layout import Replicate, Shard
-from nccl_m2n.measure import Load, available, measure_case
+from nccl_m2n.measure import Volume, available, measure_case
 from nccl_m2n.planning import Topology, Transfer, plan
 from nccl_m2n.transport import Transport
 from nccl_m2n.transport.meeting import Meeting, RefusedError, together
@@ -151,29 +151,29 @@ def _measured(
             timeout=arguments.timeout,
             check=bool(arguments.check),
         )
-        load = Load.of(plan(transfers, topology))
+        volume = Volume.of(plan(transfers, topology))
         for result in found.values():
             result["median_seconds"] = statistics.median(result["seconds"])
-            rates = load.bandwidths(result["median_seconds"])
+            rates = volume.bandwidths(result["median_seconds"])
             result["algbw_gbytes"], result["busbw_gbytes"] = (rate / 1e9 for rate in rates)
         yield {
-            "bytes": load.nbytes,
-            "count": load.nbytes // ITEM,
+            "bytes": volume.nbytes,
+            "count": volume.nbytes // ITEM,
             "shape": sweep.shape(nbytes),
-            "bus_bytes": load.bus_bytes,
-            "bus_tier": load.tier,
+            "bus_bytes": volume.bus_bytes,
+            "bus_tier": volume.tier,
             "methods": found,
         }
 
 
 def _head(sweep: Sweep, transport: Transport, kind: str, topology: Topology, domains_from: str) -> list[str]:
-    load = Load.of(plan(sweep.transfers(sweep.sizes[-1]), topology))
+    volume = Volume.of(plan(sweep.transfers(sweep.sizes[-1]), topology))
     return [
         f"# {sweep.way()}",
         f"# by {transports.CARRIERS[kind]}, {transport.memory} memory; {topology} ({domains_from})",
         "# time: median over the runs, the slowest rank's; GB = 1e9 bytes",
         "# algbw: bytes of the tensor / time; busbw: bytes that the busiest rank must send or receive / time "
-        f"({load.tier})",
+        f"({volume.tier})",
     ]
 
 

@@ -13,6 +13,7 @@ from nccl_m2n.cli import probes, transports
 from nccl_m2n.cli.output import pairs_text, publish
 from nccl_m2n.text import pip_install, short_ranks
 from nccl_m2n.transport.meeting import Meeting
+from nccl_m2n.transport.rendezvous import protection
 from nccl_m2n.typing import JsonObject, ReadJson
 
 NCCL_VARIABLES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_HOSTID", "NCCL_DEBUG")
@@ -134,6 +135,8 @@ def _process_rows(every: Sequence[ReadJson], meeting: Meeting) -> list[tuple[str
     """Ranks by host, then what differs between ranks that should be alike."""
     place = meeting.place.launcher
     rows = [("started by", {"none": "no launcher", "mpi": "an MPI launcher"}.get(place, place))]
+    if place == "torchrun":
+        rows.append(("rendezvous", protection(os.environ)))
     hosts: dict[str, list[int]] = {}
     for rank, each in enumerate(every):
         hosts.setdefault(each["host"], []).append(rank)

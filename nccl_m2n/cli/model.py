@@ -16,6 +16,7 @@ from nccl_m2n.models.config import Config
 from nccl_m2n.models.find import PACKAGES, holds_tensors, installed_checkpoint
 from nccl_m2n.models.reading import exists
 from nccl_m2n.sharding import Rule, load_rules, rules_for
+from nccl_m2n.sharding.model_layouts import unknown_names
 
 _FIRST_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of a parameter's name: its layer
 
@@ -27,11 +28,22 @@ class Model:
     manifest: Manifest
     rules: tuple[Rule, ...]
     checkpoint: Checkpoint | None  # None where there is no data
+    unknown: tuple[str, ...] = ()  # parameters that no rule knows, left whole on every rank
 
     @property
     def label(self) -> str:
         """What it is called."""
         return self.manifest.label
+
+    def unknown_text(self) -> str:
+        """How much of the model no rule knows, for people; empty where all of it is known."""
+        if not self.unknown:
+            return ""
+        share = sum(self.manifest[name].nbytes for name in self.unknown) / max(1, self.manifest.nbytes)
+        more = f" and {len(self.unknown) - 1} more" if len(self.unknown) > 1 else ""
+        return (
+            f"whole on every rank, for no rule knows them: {self.unknown[0]}{more}, {share:.1%} of the bytes"
+        )
 
 
 def find_model(arguments: argparse.Namespace, data: bool) -> Model:
@@ -61,8 +73,11 @@ def find_model(arguments: argparse.Namespace, data: bool) -> Model:
         )  # known by its name, not by its file's
     if arguments.layers is not None:
         manifest = first_layers(manifest, arguments.layers, checkpoint is None)
-    rules = load_rules(arguments.rules) if arguments.rules else rules_for(manifest)
-    return Model(manifest, rules, checkpoint)
+    replicate = arguments.replicate_unknown
+    rules = load_rules(arguments.rules) if arguments.rules else rules_for(manifest, unknown=replicate)
+    if not replicate:
+        return Model(manifest, rules, checkpoint)
+    return Model(manifest, (*rules, Rule("*")), checkpoint, tuple(unknown_names(manifest, rules)))
 
 
 def _path_of(text: str, data: bool) -> Path | None:

@@ -43,15 +43,20 @@ class Problem(Sides[Parallelism]):
         """One plan for all of them."""
         return plan(self.transfers, topology, staging_bytes=self.staging_bytes)
 
-    def headline(self) -> str:
-        """One line: which model goes from where to where."""
-        return f"{self.model.label}: {self.way()}"
+    def headline(self, how: str = "") -> str:
+        """Which model goes from where to where; a further line for what no rule knows of it."""
+        return "\n".join(filter(None, [f"{self.model.label}: {self.way()}{how}", self.model.unknown_text()]))
 
     def data(self) -> JsonObject:
         """The same as JSON data."""
         manifest = self.model.manifest
         return {
-            "model": {"name": self.model.label, "tensors": len(manifest), "bytes": manifest.nbytes},
+            "model": {
+                "name": self.model.label,
+                "tensors": len(manifest),
+                "bytes": manifest.nbytes,
+                **({"unknown": list(self.model.unknown)} if self.model.unknown else {}),
+            },
             "source": {"sizes": str(self.source), "first_rank": 0, "ranks": self.source.size},
             "destination": {
                 "sizes": str(self.destination),

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,11 +19,11 @@ from nccl_m2n.cli.model import find_model
 from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, progress, publish
 from nccl_m2n.cli.problem import Problem
 from nccl_m2n.cli.shards import Shards
-from nccl_m2n.cli.verify import wrong_bytes
 from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
 from nccl_m2n.errors import VerificationError
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.measure.check import count_wrong
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
 from nccl_m2n.transport.meeting import Meeting, for_each, refused_together, together
@@ -106,7 +107,8 @@ class Refitting:
         def verify(rank: int) -> int:
             shards = self.destinations[rank]
             for name in progress(shards, len(shards), f"verify {rank}", self.shown):
-                wrong = wrong_bytes(self.weights, name, shards.layouts[name], rank, shards.read(name))
+                read = partial(self.weights.read, name)
+                wrong = count_wrong(shards.read(name), shards.layouts[name], rank, read)
                 if wrong:
                     raise VerificationError(
                         f"tensor {name!r}: {wrong} bytes differ from {self.weights.label}"
@@ -225,5 +227,6 @@ def _text(job: Refitting) -> str:
         ("before", f"plan {own['plan']:.3f} s, read {own['read']:.3f} s, bind {own['bind']:.3f} s"),
         ("verified", f"{job.verified:,} bytes on the destination ranks, every one as in {job.weights.label}"),
     ]
-    head = f"{job.problem.headline()}, by {job.carrier}, {job.transport.memory} memory"
+    made_up = ", made-up weights" if isinstance(job.weights, MadeUpWeights) else ""
+    head = job.problem.headline(f"{made_up}, by {job.carrier}, {job.transport.memory} memory")
     return f"{head}\n{job.plan}\n({job.domains_from})\n\n{pairs_text(rows)}"

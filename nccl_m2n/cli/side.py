@@ -63,7 +63,7 @@ class Side:
     @property
     def ndim(self) -> int:
         """Dimensions that a tensor must have."""
-        dims = [p.dim for p in self.placements if isinstance(p, Shard | StridedShard)]
+        dims = [p.dim for p in self.placements if p.dim is not None]
         return max(dims, default=0) + 1
 
     def over(self, ranks: int) -> Side:

@@ -4,25 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nccl_m2n.dtypes import cast_number, item_size
-from nccl_m2n.errors import PlanError
+from nccl_m2n.errors import PlanError, TransportError
 from nccl_m2n.execution.bound import Bound, Executor
 from nccl_m2n.execution.factored import align_factors, split_factored
-from nccl_m2n.execution.given import SIDES, Given, refuse_overlaps
+from nccl_m2n.execution.given import SIDES, Given, GivenArrays, by_rank, refuse_overlaps
 from nccl_m2n.execution.host import HostExecutor
-from nccl_m2n.execution.lower import Arrays, Wire
+from nccl_m2n.execution.lower import ArrayTable, Task, Wire
+from nccl_m2n.execution.memory import gpu_of
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
-from nccl_m2n.planning.program import Program
-from nccl_m2n.transport.agree import attempt, raise_together
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
-from nccl_m2n.typing import Ints
+from nccl_m2n.typing import Array, Ints, JsonObject
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def bind(
     plan: Plan,
     transport: Transport,
-    sources: Mapping[str, Any],
-    destinations: Mapping[str, Any],
+    sources: GivenArrays,
+    destinations: GivenArrays,
     staging: Staging | None = None,
 ) -> Bound:
     """Bind a plan to arrays. Collective: every rank of the transport must call it.
@@ -46,9 +46,10 @@ def bind(
         transport: Joins the ranks.
         sources: For each transfer of which this rank is a source, by name, its local array: anything
             `view_array` takes, of the layout's local shape (or with a dimension split further, in row-major
-            order) and dtype, with any strides. A rank whose shard is empty may leave it out. With a
-            transport that drives several ranks, a mapping from rank to array.
-        destinations: Likewise, what is written. May not overlap any source array in memory.
+            order, or ones of extent 1 more or less) and dtype, with any strides. A rank whose shard is empty may
+            leave it out. Instead of an array a mapping from rank to array, which a process that drives several
+            ranks needs; or all of it the other way round, by rank and then by name.
+        destinations: Likewise, what is written. May not overlap any other array in memory, nor itself.
         staging: Where to take staging from, to share it with bindings that never run at the same time.
 
     Returns:
@@ -58,33 +59,50 @@ def bind(
         LayoutError: For an array that does not fit, is missing, left over, read-only, or overlaps another.
         DisagreementError: If the ranks' plans differ; names the tensor, the ranks and what each was told.
     """
-    failures: dict[int, Exception] = {}
-    tasks = {}
-    kinds = _Kinds(plan.transfers)
-    for rank in transport.local_ranks:
-        task = attempt(partial(_task, plan, transport, kinds, rank, sources, destinations), failures, rank)
-        if task is not None:
-            tasks[rank] = task
-    executor = None
-    if not failures:
-        executor = attempt(
-            lambda: _executor(plan, transport, tasks, kinds, staging), failures, transport.local_ranks[0]
+    if not isinstance(transport, Transport):
+        raise TransportError(
+            f"expected a transport to bind to, got {type(transport).__name__}; make a LocalTransport, an MpiTransport "
+            "or an NcclTransport"
         )
+    ranks = transport.local_ranks
+    kinds = _Kinds(plan.transfers)
+    given = cache(
+        lambda: [
+            by_rank(each, ranks, side) for each, side in zip((sources, destinations), SIDES, strict=True)
+        ]
+    )
+    tasks: dict[int, Task] = {}
+    owners: list[ArrayView] = []
+    executors: list[Executor] = []
+
+    def share(rank: int) -> None:
+        _check_world(plan, transport)
+        task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
+        refuse_overlaps(plan.transfers, {rank: task})
+        tasks[rank] = task
+        owners.extend(views)
+        if len(tasks) == len(ranks):  # all of this process's
+            if len(ranks) > 1:
+                refuse_overlaps(plan.transfers, tasks)
+            executors.append(_executor(transport, tasks, kinds, staging))
+
     try:
-        raise_together(transport, failures, {"the plan": plan.digest}, partial(_facts, plan))
+        together(
+            transport, "bind", share, facts=lambda _: {"the plan": plan.digest}, details=partial(_facts, plan)
+        )
     except Exception:
-        if executor is not None:
+        for executor in executors:
             executor.close()
         raise
+    (executor,) = executors
     executor.connect()
-    owners = [view for task in tasks.values() for view in task[3]]
     return Bound(plan, transport, executor, owners)
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: Plan) -> JsonObject:
     """What ranks compare, one by one, once they know that their plans differ."""
     options = plan.options
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "the number of transfers": len(plan.transfers),
         "the order of the tensors": [t.name for t in plan.transfers],
     }
@@ -96,15 +114,14 @@ def _facts(plan: Plan) -> dict[str, Any]:
 
 
 def _executor(
-    plan: Plan, transport: Transport, tasks: Mapping[int, Any], kinds: _Kinds, staging: Staging | None
+    transport: Transport, tasks: Mapping[int, Task], kinds: _Kinds, staging: Staging | None
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
-    bound = {rank: task[:3] for rank, task in tasks.items()}
     if transport.memory == "host":
-        return HostExecutor(transport, bound, wire, staging)
+        return HostExecutor(transport, tasks, wire, staging)
     from nccl_m2n.execution.device import DeviceExecutor
 
-    return DeviceExecutor(transport, bound, wire, staging)
+    return DeviceExecutor(transport, tasks, wire, staging)
 
 
 class _Kinds:
@@ -133,30 +150,23 @@ class _Kinds:
         return self._spread([cast_number(getattr(t, attribute)) for t in self._examples])
 
 
-def _task(
-    plan: Plan,
-    transport: Transport,
-    kinds: _Kinds,
-    rank: int,
-    sources: Mapping[str, Any],
-    destinations: Mapping[str, Any],
-) -> tuple[Program, Arrays, Arrays, list[ArrayView]]:
-    """One rank's program and arrays, checked."""
+def _check_world(plan: Plan, transport: Transport) -> None:
     if plan.world > transport.size:
         raise PlanError(
             f"expected a transport of {plan.world} ranks or more, for the plan has rank {plan.world - 1}, "
             f"got {transport.size}; start more processes or use lower ranks"
         )
-    several = len(transport.local_ranks) > 1
-    given = [
-        Given(plan, rank, side, arrays, several, transport.memory)
-        for side, arrays in zip(SIDES, (sources, destinations), strict=True)
-    ]
-    refuse_overlaps(plan.transfers, *given)
+
+
+def _task(
+    plan: Plan, kinds: _Kinds, rank: int, arrays: Sequence[Mapping[str, Array]], gpu: int | None
+) -> tuple[Task, list[ArrayView]]:
+    """One rank's program and arrays, checked, and what keeps these alive."""
+    given = [Given(plan, rank, side, own, gpu) for side, own in zip(SIDES, arrays, strict=True)]
     align_factors((given[0].views, given[1].views), (given[0].factors, given[1].factors))
-    arrays = [
-        Arrays.of(one.by_number(), kinds.sizes(dtype), kinds.formats(dtype))
+    tables = [
+        ArrayTable.of(one.views, kinds.sizes(dtype), kinds.formats(dtype))
         for one, dtype in zip(given, ("dtype", "destination_dtype"), strict=True)
     ]
-    program = split_factored(plan.program(rank), *[one.factors for one in given], kinds.table("wire_size"))
-    return program, *arrays, [view for one in given for view in one.views.values()]
+    program = split_factored(plan.program(rank), given[0].factors, given[1].factors, kinds.table("wire_size"))
+    return (program, tables[0], tables[1]), [view for one in given for view in one.views.values()]

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.dtypes import element_unit, item_size
-from nccl_m2n.execution.host import memory, numpy_type
+from nccl_m2n.execution.memory import as_bytes, numpy_type
 from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Array, Library
 
 CHUNK = 1 << 22  # elements hashed at once: their 64-bit copies take some 100 MB
 
 
-def bits(view: ArrayView, shape: Sequence[int], dtypes: Sequence[str]) -> Any:
+def bits(view: ArrayView, shape: Sequence[int], dtypes: Sequence[str]) -> Array:
     """The elements that a view sees as unsigned integers, in its own memory (NumPy or CuPy) where possible.
 
     Args:
@@ -27,23 +28,13 @@ def bits(view: ArrayView, shape: Sequence[int], dtypes: Sequence[str]) -> Any:
     Returns:
         Shape ``(*shape, units)``, where an element has one unit of at most 8 bytes, or several.
     """
-    plain = all(dtype == view.dtype for dtype in dtypes)
-    if view.device:
-        from nccl_m2n.execution.device_arrays import as_cupy, to_host
-
-        if plain:
-            return _units(as_cupy(view).reshape(*shape, -1), item_size(view.dtype))
-        array = to_host(view)
-    else:
-        low, high = view.span
-        raw = memory(low, high - low) if view.size else np.zeros(0, np.uint8)
-        item = item_size(view.dtype)
-        array = np.ndarray((*view.shape, item), np.uint8, raw, view.pointer - low, (*view.strides, 1))
     item = item_size(dtypes[-1])
     if not view.size:
         return _units(np.zeros((*shape, item), np.uint8), item)
-    array = array.reshape(*shape, -1)
-    if not plain:
+    array = as_bytes(view).reshape(*shape, -1)
+    if any(dtype != view.dtype for dtype in dtypes):
+        if view.device:
+            array = import_cupy().asnumpy(array)
         cast = np.ascontiguousarray(array).view(numpy_type(view.dtype))[..., 0]
         for dtype in dtypes:
             cast = cast.astype(numpy_type(dtype))
@@ -51,7 +42,7 @@ def bits(view: ArrayView, shape: Sequence[int], dtypes: Sequence[str]) -> Any:
     return _units(array, item)
 
 
-def _units(array: Any, item: int) -> Any:
+def _units(array: Array, item: int) -> Array:
     """Bytes joined in units."""
     unit = min(element_unit(item), 8)
     if array.shape[-1] == 0:
@@ -59,7 +50,7 @@ def _units(array: Any, item: int) -> Any:
     return array.view(f"u{unit}")
 
 
-def checksum(array: Any, start: Sequence[int], shape: Sequence[int]) -> int:
+def checksum(array: Array, start: Sequence[int], shape: Sequence[int]) -> int:
     """A 64-bit checksum of a box of a tensor.
 
     The sum, over all elements, of a mix of the element's bits and its index in the whole tensor: what is swapped,
@@ -81,8 +72,8 @@ def checksum(array: Any, start: Sequence[int], shape: Sequence[int]) -> int:
     return total % 2**64
 
 
-def _mixed(array: Any, start: Sequence[int], shape: Sequence[int]) -> int:
-    xp: Any = np if isinstance(array, np.ndarray) else __import__("sys").modules["cupy"]
+def _mixed(array: Array, start: Sequence[int], shape: Sequence[int]) -> int:
+    xp: Library = np if isinstance(array, np.ndarray) else __import__("sys").modules["cupy"]
     units = array.shape[-1]
     index = xp.arange(units, dtype=xp.uint64)
     step = units

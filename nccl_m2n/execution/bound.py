@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Transport
 
@@ -93,7 +94,8 @@ class Bound:
             TransferTimeout: If the limit passes. The transport is then aborted on this rank: a peer may be
                 gone, and nothing more can be sent over it.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        limit = limit_seconds(timeout)
+        deadline = None if limit is None else time.monotonic() + limit
         executor = self._open()
         self._guard(lambda: executor.finish(deadline))
 

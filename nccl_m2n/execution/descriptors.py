@@ -9,13 +9,14 @@ over rows, so sixteen thousand tensors cost about what a thousand cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -60,6 +61,12 @@ class Boxes:
         return Boxes(
             self.address[rows], self.extent[rows], self.stride[rows], self.item[rows], self.format[rows]
         )
+
+
+def join_boxes(several: Sequence[Boxes]) -> Boxes:
+    """The boxes of several tables, one after the other."""
+    columns = ([getattr(one, field.name) for one in several] for field in fields(Boxes))
+    return Boxes(*(np.concatenate(column) for column in columns))
 
 
 def packed_boxes(extent: Ints, item: Ints, format: Ints) -> Boxes:
@@ -206,7 +213,8 @@ def widen(copies: Table) -> tuple[Table, Ints]:
 def tiles(copies: Table) -> Ints:
     """How many tiles of `TILE_BYTES` each copy takes, at least one."""
     units = TILE_BYTES // np.maximum(copies["source_unit"], copies["destination_unit"])
-    return -((copies["start"] - copies["stop"]) // units)
+    counts: Ints = -((copies["start"] - copies["stop"]) // units)
+    return counts
 
 
 def split_shapes(copies: Table) -> tuple[Ints, Ints]:

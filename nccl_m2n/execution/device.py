@@ -13,7 +13,7 @@ from typing import Any
 
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.kernels import CopyTables
-from nccl_m2n.execution.lower import Arrays, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Task, Wire, lower, place
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
@@ -34,7 +34,7 @@ class DeviceExecutor:
     def __init__(
         self,
         transport: Any,
-        tasks: Mapping[int, tuple[Program, Arrays, Arrays]],
+        tasks: Mapping[int, Task],
         wire: Wire,
         staging: Staging | None = None,
     ) -> None:
@@ -195,8 +195,8 @@ class _Rank:
         device: int,
         staging: Staging,
         program: Program,
-        sources: Arrays,
-        destinations: Arrays,
+        sources: ArrayTable,
+        destinations: ArrayTable,
         wire: Wire,
     ) -> None:
         cupy = import_cupy()

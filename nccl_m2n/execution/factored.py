@@ -19,34 +19,29 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.layout.fit import Factors, factor_shape
 from nccl_m2n.layout.intervals import overlaps
 from nccl_m2n.planning.program import LOCAL, Program
 from nccl_m2n.planning.rank_cells import CELL
 from nccl_m2n.typing import Ints
 
-Factors: TypeAlias = tuple[tuple[int, ...], ...]  # for each dimension of the layout, those of the array
 Run: TypeAlias = tuple[int, int]  # start within a cell's dimension, length
 Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # extent and offset in the array, as in a `CELL`
 WIDTH = CELL["extent"].shape[0]
 
 
-def factor_shape(shape: Sequence[int], local_shape: Sequence[int]) -> Factors | None:
-    """How the dimensions of an array make up those of a local shape; None where they do not.
+def fit_view(view: ArrayView, local_shape: tuple[int, ...]) -> tuple[ArrayView, Factors] | None:
+    """An array seen as its layout speaks of it: dimensions of extent 1 as there, others split as the array has them.
 
-    Example:
-        >>> from nccl_m2n.execution.factored import factor_shape
-        >>> factor_shape((4, 6, 5), (24, 5))
-        ((4, 6), (5,))
+    Returns:
+        The same elements in the same order, and what makes up each dimension; None where the shapes do not fit.
     """
-    rest, factors = list(shape), []
-    for extent in local_shape:
-        taken = [rest.pop(0)] if rest else [1]
-        while math.prod(taken) < extent and rest:
-            taken.append(rest.pop(0))
-        if math.prod(taken) != extent:
-            return None
-        factors.append(tuple(taken))
-    return None if rest else tuple(factors)
+    factors = factor_shape(view.shape, local_shape)
+    if factors is None:
+        return None
+    steps = iter([step for n, step in zip(view.shape, view.strides, strict=True) if n != 1])
+    shape = tuple(itertools.chain.from_iterable(factors))
+    return replace(view, shape=shape, strides=tuple(0 if n == 1 else next(steps) for n in shape)), factors
 
 
 def align_factors(
@@ -76,12 +71,12 @@ def align_factors(
 
 def _finer(own: Factors, other: Factors) -> Factors:
     """Own factors, where a dimension has none those of the other side if they divide it."""
-    return tuple(
-        (a[0] // math.prod(b[1:]), *b[1:])
-        if len(a) == 1 and len(b) > 1 and math.prod(b[1:]) and a[0] % math.prod(b[1:]) == 0
-        else a
-        for a, b in zip(own, other, strict=True)
-    )
+    made: list[tuple[int, ...]] = []
+    for a, b in zip(own, other, strict=True):
+        inner = math.prod(b[1:])
+        divided = len(a) == 1 and len(b) > 1 and inner and a[0] % inner == 0
+        made.append((a[0] // inner, *b[1:]) if divided else a)
+    return tuple(made)
 
 
 def _split_view(view: ArrayView, factors: Factors, finer: Factors) -> ArrayView:

@@ -16,10 +16,10 @@ from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.descriptors import Mask, Table
-from nccl_m2n.execution.lower import Arrays, Lowered, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, lower, place
+from nccl_m2n.execution.memory import bytes_at, numpy_type
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
-from nccl_m2n.text import pip_install
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
 Bytes: TypeAlias = npt.NDArray[Any]
@@ -42,7 +42,7 @@ class HostExecutor:
     def __init__(
         self,
         transport: Transport,
-        tasks: Mapping[int, tuple[Program, Arrays, Arrays]],
+        tasks: Mapping[int, Task],
         wire: Wire,
         staging: Staging | None = None,
     ) -> None:
@@ -61,7 +61,8 @@ class HostExecutor:
         for rank, (program, _, _) in tasks.items():
             address, size = made[rank].address, program.chunks["bytes"]
             for at, peer, send, chunk in program.messages.tolist():
-                by_round[at].append(Message(rank, peer, send, memory(int(address[chunk]), int(size[chunk]))))
+                buffer = bytes_at(int(address[chunk]), int(size[chunk]))
+                by_round[at].append(Message(rank, peer, send, buffer))
         self._rounds = [transport.prepare(messages) for messages in by_round]
 
     def _lower(
@@ -69,8 +70,8 @@ class HostExecutor:
         staging: Staging,
         rank: int,
         program: Program,
-        sources: Arrays,
-        destinations: Arrays,
+        sources: ArrayTable,
+        destinations: ArrayTable,
         wire: Wire,
     ) -> Lowered:
         placement = place(program, sources, destinations, wire, alignment=1)
@@ -128,11 +129,6 @@ class HostExecutor:
         self._rounds, self._copies, self._staging = [], [], None
 
 
-def memory(address: int, size: int) -> Bytes:
-    """`size` bytes at `address` as an array; who keeps them alive is the caller's business."""
-    return np.frombuffer((ctypes.c_char * size).from_address(address), np.uint8)
-
-
 def launch_moves(low: Lowered, launch: int) -> list[tuple[int, int, int]]:
     """(destination, source, bytes) of those of one launch's copies that are contiguous on both sides."""
     copies = _rows(low, launch)
@@ -148,7 +144,8 @@ def _rows(low: Lowered, launch: int) -> Table:
 
 
 def _contiguous(copies: Table) -> Mask:
-    return (copies["cast"] == 0) & (copies["extent"] == 1).all(axis=1)
+    contiguous: Mask = (copies["cast"] == 0) & (copies["extent"] == 1).all(axis=1)
+    return contiguous
 
 
 def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
@@ -174,30 +171,11 @@ def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype
     return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
-def numpy_type(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name; those that NumPy lacks come from ml_dtypes.
-
-    Raises:
-        TransportError: If ml_dtypes is needed and missing.
-    """
-    try:
-        return np.dtype(name)
-    except TypeError:
-        pass
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise TransportError(
-            f"expected ml_dtypes to cast {name} in host memory, got none; {pip_install('checkpoint')}"
-        ) from None
-    return np.dtype(getattr(ml_dtypes, name))
-
-
 def _strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
     reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
     low = sum(r for r in reach if r < 0)
     size = sum(map(abs, reach)) + kind.itemsize
-    return np.ndarray(tuple(extent), kind, memory(address + low, size), -low, tuple(strides))
+    return np.ndarray(tuple(extent), kind, bytes_at(address + low, size), -low, tuple(strides))
 
 
 def boxes_of_range(extent: Sequence[int], start: int, stop: int) -> list[tuple[slice, ...]]:

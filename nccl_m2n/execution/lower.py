@@ -11,49 +11,66 @@ rounds, and those two suffice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+
+from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.planning.program import Program
 
 from .descriptors import COPY, DIMENSIONS, Boxes, Ints, Mask, Table, join, packed_boxes, tiles, trim, widen
 
 SLOT_ALIGNMENT = 256  # bytes
 
 
+_PAD_EXTENT = [(1,) * (DIMENSIONS - n) for n in range(DIMENSIONS + 1)]
+_PAD_STRIDE = [(0,) * (DIMENSIONS - n) for n in range(DIMENSIONS + 1)]
+
+
 @dataclass(frozen=True)
-class Arrays:
-    """One side's arrays at one rank, one row a transfer; rows without an array are never looked at."""
+class ArrayTable:
+    """One side's arrays at one rank, one row a transfer; a row without an array has no elements."""
 
     address: Ints  # (transfers,)
+    extent: Ints  # (transfers, DIMENSIONS) elements, padded on the left with 1; 0 where there is no array
     stride: Ints  # (transfers, DIMENSIONS) bytes, padded on the left with 0
     item: Ints  # (transfers,) bytes
     format: Ints  # (transfers,)
 
     @classmethod
-    def of(cls, views: Sequence[Any], items: Ints, formats: Ints) -> Arrays:
+    def of(cls, views: Mapping[int, ArrayView], items: Ints, formats: Ints) -> ArrayTable:
         """The table of some array views.
 
         Args:
-            views: For each transfer an object with `pointer` and `strides` in bytes, or None.
+            views: By number of the transfer.
             items: Bytes of an element, for each transfer.
             formats: Number of the element's format, for each transfer.
         """
-        address = np.zeros(len(views), np.int64)
-        stride = np.zeros((len(views), DIMENSIONS), np.int64)
-        held = [(row, view) for row, view in enumerate(views) if view is not None]
-        if held:
-            rows = np.array([row for row, _ in held])
-            address[rows] = [view.pointer for _, view in held]
-            stride[rows] = [(*[0] * (DIMENSIONS - len(v.strides)), *v.strides) for _, v in held]
-        return cls(address, stride, items, formats)
+        address = np.zeros(len(items), np.int64)
+        extent, stride = (np.zeros((len(items), DIMENSIONS), np.int64) for _ in range(2))
+        if views:
+            rows = np.fromiter(views, np.int64, len(views))
+            address[rows] = [view.pointer for view in views.values()]
+            extent[rows] = [_PAD_EXTENT[len(v.shape)] + v.shape for v in views.values()]
+            stride[rows] = [_PAD_STRIDE[len(v.strides)] + v.strides for v in views.values()]
+        return cls(address, extent, stride, items, formats)
+
+    def whole(self) -> Boxes:
+        """All arrays, each as one box."""
+        return Boxes(self.address, self.extent, self.stride, self.item, self.format)
 
     def boxes(self, cells: Table) -> Boxes:
         """Where the cells of a program lie in these arrays."""
         row = cells["transfer"]
         address = self.address[row] + (cells["offset"] * self.stride[row]).sum(axis=1)
         return Boxes(address, cells["extent"], self.stride[row], self.item[row], self.format[row])
+
+
+Task: TypeAlias = tuple[
+    Program, ArrayTable, ArrayTable
+]  # what a rank does, its source and destination arrays
 
 
 @dataclass(frozen=True)
@@ -104,7 +121,9 @@ class Lowered:
     launches: Launches
 
 
-def place(program: Any, sources: Arrays, destinations: Arrays, wire: Wire, alignment: int = 16) -> Placement:
+def place(
+    program: Program, sources: ArrayTable, destinations: ArrayTable, wire: Wire, alignment: int = 16
+) -> Placement:
     """Find the chunks whose bytes lie end to end in the user's arrays; only the others are staged.
 
     Args:
@@ -166,10 +185,10 @@ def _slot_bytes(staged: Table) -> int:
 
 
 def lower(
-    program: Any,
+    program: Program,
     placement: Placement,
-    sources: Arrays,
-    destinations: Arrays,
+    sources: ArrayTable,
+    destinations: ArrayTable,
     send_staging: int,
     receive_staging: int,
 ) -> Lowered:
@@ -206,7 +225,7 @@ def lower(
     )
 
 
-def _local_copies(program: Any, sources: Arrays, destinations: Arrays) -> Table:
+def _local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
     local = program.local
     return join(
         sources.boxes(program.source_cells[local["source"]]),
@@ -218,7 +237,8 @@ def _spread(local: Table, rounds: int) -> Ints:
     """Launches of the local copies: even bytes beside every round on the wire, so that none waits for them."""
     size = local["stop"] * local["source_unit"]
     before = np.cumsum(size) - size
-    return np.minimum(1 + before * rounds // max(1, int(size.sum())), rounds + 1)
+    launch: Ints = np.minimum(1 + before * rounds // max(1, int(size.sum())), rounds + 1)
+    return launch
 
 
 def launches(copies: Table, launch: Ints, count: int) -> Launches:

@@ -37,6 +37,8 @@ class Staging:
         What was taken before stays valid. Ask for the most first: less lies in the same memory.
         """
         blocks = self._blocks.setdefault(rank, [])
+        if not blocks and not nbytes:
+            return 0
         if not blocks or blocks[-1][1] < nbytes:
             blocks.append(self._allocate(rank, nbytes))
         return blocks[-1][0]

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Array views: where an array's elements lie, whatever library made it."""
+"""Array views: where an array's elements lie, whatever library made it.
+
+What is moved is memory. An array whose values are not what its memory says (lazily conjugated, quantised, masked, …) is
+refused here, by name of the property, and so is one that has no memory to speak of.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.dtypes import dtype_name, item_size
 from nccl_m2n.errors import LayoutError
-
-DLPACK_CPU = (1, 3)  # kDLCPU and kDLCUDAHost
+from nccl_m2n.execution.foreign import Seen, see_dlpack, see_torch
+from nccl_m2n.typing import Array, ReadJson
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class ArrayView:
         device: Whether it is GPU memory.
         writable: Whether it may be written.
         owner: What keeps the memory alive; held as long as the view.
+        gpu: Which GPU's memory it is, as CUDA numbers them, where the array says so.
     """
 
     pointer: int
@@ -36,7 +40,8 @@ class ArrayView:
     dtype: str
     device: bool = True
     writable: bool = True
-    owner: Any = field(default=None, compare=False, repr=False)
+    owner: object = field(default=None, compare=False, repr=False)
+    gpu: int | None = None
 
     @property
     def size(self) -> int:
@@ -62,60 +67,127 @@ def contiguous_strides(shape: Sequence[int], item: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def view_array(array: Any) -> ArrayView:
+def view_array(array: Array) -> ArrayView:
     """See where an array lies, without copying it.
 
-    Takes NumPy and CuPy arrays, PyTorch tensors (told by duck typing, bfloat16 and fp8 included), whatever
-    has ``__cuda_array_interface__``, ``__array_interface__`` or DLPack, and an `ArrayView` as it is.
+    Takes NumPy and CuPy arrays, PyTorch tensors (told by duck typing, bfloat16 and fp8 included), JAX arrays on one
+    device, whatever has ``__cuda_array_interface__``, DLPack or ``__array_interface__``, and an `ArrayView` as it is.
+    JAX arrays, and DLPack without a flag that says otherwise, are read-only.
 
     Raises:
-        LayoutError: If it is none of these.
+        LayoutError: If it is none of these, or its values are not its plain memory: bytes in another order, lazily
+            conjugated or negative, sparse, nested, quantised, masked, without memory, sharded over several devices.
     """
-    if isinstance(array, ArrayView):
-        return array
-    if isinstance(array, np.ndarray):
-        name = dtype_name(array.dtype)
-        return ArrayView(
-            array.ctypes.data, array.shape, array.strides, name, False, array.flags.writeable, array
+    view = array if isinstance(array, ArrayView) else _view(array)
+    if view.pointer == 0 and view.size:
+        raise LayoutError(
+            f"expected an array in memory, got {_kind(array)} without any; create or load its values first"
         )
-    if hasattr(array, "data_ptr") and hasattr(array, "element_size"):
-        return _view_torch(array)
-    if hasattr(array, "__cuda_array_interface__"):
-        return _view_interface(array, array.__cuda_array_interface__, device=True)
-    if hasattr(array, "__dlpack_device__"):
-        return _view_dlpack(array)
-    if hasattr(array, "__array_interface__"):
-        return _view_interface(array, array.__array_interface__, device=False)
+    if len(view.shape) != len(view.strides) or min(view.shape, default=0) < 0:
+        raise LayoutError(f"expected a stride for each extent of 0 or more, got {view}")
+    return view
+
+
+def _view(array: Array) -> ArrayView:
+    if isinstance(array, np.ndarray):
+        return _view_numpy(array)
+    try:
+        for trait, see in _WAYS.items():
+            if hasattr(array, trait):
+                return see(array)
+    except LayoutError:
+        raise
+    except Exception as error:  # other libraries raise whatever they like, where an array has no memory
+        raise LayoutError(
+            f"expected an array whose memory can be seen, got {_kind(array)}: {type(error).__name__}: {error}"
+        ) from error
     raise LayoutError(
-        f"expected an array (NumPy, CuPy, PyTorch, DLPack or __cuda_array_interface__), got {type(array).__name__}"
+        "expected an array (NumPy, CuPy, PyTorch, JAX, DLPack or __cuda_array_interface__), got "
+        f"{type(array).__name__}"
     )
 
 
-def _view_torch(tensor: Any) -> ArrayView:
-    if hasattr(tensor, "to_local"):
-        raise LayoutError("expected this rank's local tensor, got a DTensor; pass tensor.to_local()")
-    item = tensor.element_size()
-    strides = tuple(s * item for s in tensor.stride())
-    on_device = tensor.device.type == "cuda"
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise LayoutError(f"expected a tensor on a CPU or a CUDA device, got one on {tensor.device}")
-    return ArrayView(
-        tensor.data_ptr(), tuple(tensor.shape), strides, dtype_name(tensor.dtype), on_device, True, tensor
-    )
+def _kind(array: object) -> str:
+    kind = type(array)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
-def _view_interface(array: Any, interface: dict[str, Any], *, device: bool) -> ArrayView:
+def _view_numpy(array: Array) -> ArrayView:
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise LayoutError(
+            "expected an array without a mask, got a NumPy masked array; pass array.filled() or array.data"
+        )
+    name = dtype_name(array.dtype)
+    return ArrayView(array.ctypes.data, array.shape, array.strides, name, False, array.flags.writeable, array)
+
+
+def _view_torch(tensor: Array) -> ArrayView:
+    return _made(see_torch(tensor))
+
+
+def _view_cuda(array: Array) -> ArrayView:
+    interface: ReadJson = array.__cuda_array_interface__
+    if interface.get("mask") is not None:
+        raise LayoutError("expected an array without a mask, got a masked one")
     own = getattr(array, "dtype", None)  # names bfloat16 and fp8, which a typestr cannot
     name = dtype_name(own if own is not None else interface["typestr"])
     shape = tuple(interface["shape"])
     strides = interface.get("strides") or contiguous_strides(shape, item_size(name))
     pointer, read_only = interface["data"]
-    return ArrayView(pointer or 0, shape, tuple(strides), name, device, not read_only, array)
+    gpu = getattr(getattr(array, "device", None), "id", None)
+    return ArrayView(
+        pointer or 0,
+        shape,
+        tuple(strides),
+        name,
+        True,
+        not read_only,
+        array,
+        gpu if isinstance(gpu, int) else None,
+    )
 
 
-def _view_dlpack(array: Any) -> ArrayView:
-    if array.__dlpack_device__()[0] in DLPACK_CPU:
-        return view_array(np.from_dlpack(array))
-    from nccl_m2n.transport.gpu import import_cupy
+def _view_dlpack(array: Array) -> ArrayView:
+    return _made(see_dlpack(array))
 
-    return view_array(import_cupy().from_dlpack(array))
+
+def _made(seen: Seen) -> ArrayView:
+    strides = (
+        contiguous_strides(seen.shape, 1) if seen.strides is None else seen.strides
+    )  # both count elements, as these libraries do
+    item = item_size(seen.dtype)
+    return ArrayView(
+        seen.pointer,
+        seen.shape,
+        tuple(stride * item for stride in strides),
+        seen.dtype,
+        seen.gpu is not None,
+        seen.writable,
+        seen.owner,
+        seen.gpu,
+    )
+
+
+def _view_interface(array: Array) -> ArrayView:
+    """NumPy reads its own interface, with all that may stand in it; only the type may have a name that it lacks."""
+    interface: ReadJson = array.__array_interface__
+    if interface.get("mask") is not None:
+        raise LayoutError("expected an array without a mask, got a masked one")
+    seen = _view_numpy(np.asarray(array))
+    data = interface.get("data")
+    own_memory = isinstance(data, tuple) and data[0] == seen.pointer  # else it is NumPy's copy
+    own = getattr(array, "dtype", None)
+    name = seen.dtype if own is None else dtype_name(own)
+    if item_size(name) != item_size(seen.dtype):
+        raise LayoutError(f"expected elements as large as {name}'s, got {seen.dtype}")
+    writable = seen.writable and own_memory
+    return ArrayView(seen.pointer, seen.shape, seen.strides, name, False, writable, (seen.owner, array))
+
+
+_WAYS: dict[str, Callable[[Array], ArrayView]] = {
+    "data_ptr": _view_torch,
+    "addressable_shards": _view_dlpack,  # JAX's, whose other interface does not know bfloat16
+    "__cuda_array_interface__": _view_cuda,
+    "__dlpack_device__": _view_dlpack,
+    "__array_interface__": _view_interface,
+}

@@ -37,7 +37,8 @@ def _around_mpi(comm: Any, arrays: Iterable[Any]) -> Transport:
         kept = {"host": MpiTransport(comm)}
         comm.Set_attr(_keyval(), kept)
     host: MpiTransport = kept["host"]
-    if b"device" not in host.exchange({host.rank: b"device" if _any_device(arrays) else b"host"}):
+    mine = {host.rank: b"device" if _any_device(arrays) else b"host"}
+    if b"device" not in host.exchange(mine, "find the arrays' memory"):
         return host
     if "device" not in kept:
         kept["device"] = NcclTransport.from_mpi(comm)

@@ -3,32 +3,26 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nccl_m2n.checks import made_by, rank_number, several, whole_numbers
+from nccl_m2n.checks import made_by
 from nccl_m2n.errors import LayoutError, M2nError
 from nccl_m2n.layout.box import Box, Piece
 from nccl_m2n.layout.mesh import Mesh
-from nccl_m2n.layout.partition import BoxPartition, GridPartition, grid_partition
-from nccl_m2n.layout.placement import Placement, Shard, StridedShard, as_placement
-from nccl_m2n.layout.split import Split, split_dimension
-from nccl_m2n.typing import Ints
-
-if TYPE_CHECKING:
-    from nccl_m2n.layout.pieces import PieceLayout
-
-MAX_NDIM = 8
+from nccl_m2n.layout.mesh_layout import MeshLayout
+from nccl_m2n.layout.partition import BoxPartition, GridPartition
+from nccl_m2n.layout.piece_layout import PieceLayout
+from nccl_m2n.layout.placement import Placement
+from nccl_m2n.typing import Ints, JsonObject, ReadJson
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Layout:
     """A global shape, a mesh of ranks, and what each mesh axis does to the tensor.
 
@@ -52,31 +46,30 @@ class Layout:
 
     shape: tuple[int, ...]
     mesh: Mesh
-    placements: tuple[Placement, ...]
+    placements: tuple[Placement, ...]  # none where pieces were given
+    _kind: MeshLayout | PieceLayout = field(repr=False)
 
     def __init__(self, shape: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> None:
-        object.__setattr__(self, "shape", as_shape(shape))
-        object.__setattr__(self, "mesh", mesh)
-        made_by(mesh, Mesh, "the mesh of a layout", hint="write Mesh(...)")
-        given = several(placements, "placements", hint="one for each axis of the mesh, such as [Shard(0)]")
-        if len(given) != mesh.ndim:
-            raise LayoutError(
-                f"expected {mesh.ndim} placements, one for each axis of a mesh of shape {mesh.shape}, "
-                f"got {len(given)}: {list(given)}"
-            )
-        made = tuple(as_placement(p, len(self.shape)) for p in given)
-        object.__setattr__(self, "placements", made)
-        for placement in made:
-            _check_segments(placement, self.shape)
-        if any(isinstance(p, Shard) and p.segments for p in made):
-            _ = self._splits  # refuses segments whose parts do not fit the mesh axis, now rather than later
+        self._take(MeshLayout(shape, mesh, placements))
+
+    def _take(self, kind: MeshLayout | PieceLayout) -> Layout:
+        """Fill a new layout in."""
+        placements = kind.placements if isinstance(kind, MeshLayout) else ()
+        for name, value in (
+            ("shape", kind.shape),
+            ("mesh", kind.mesh),
+            ("placements", placements),
+            ("_kind", kind),
+        ):
+            object.__setattr__(self, name, value)
+        return self
 
     @staticmethod
     def from_pieces(
         shape: Sequence[int],
         pieces: Mapping[int, Sequence[Box | Piece]],
         local_shapes: Mapping[int, Sequence[int]] | None = None,
-    ) -> PieceLayout:
+    ) -> Layout:
         """A layout of user-made pieces.
 
         Args:
@@ -90,9 +83,17 @@ class Layout:
             LayoutError: For a box outside the tensor, pieces that share a place in a local array, or
                 boxes that cannot be laid end to end.
         """
-        from nccl_m2n.layout.pieces import PieceLayout
+        return object.__new__(Layout)._take(PieceLayout(shape, pieces, local_shapes))
 
-        return PieceLayout(shape, pieces, local_shapes)
+    @staticmethod
+    def read(data: ReadJson) -> Layout:
+        """The layout that `data` described."""
+        kind = PieceLayout if "pieces" in data else MeshLayout
+        return object.__new__(Layout)._take(kind.read(data))
+
+    def data(self) -> JsonObject:
+        """The layout as JSON data; axis names are left out where there are none."""
+        return self._kind.data()
 
     @property
     def ndim(self) -> int:
@@ -104,29 +105,10 @@ class Layout:
         """The ranks of the mesh, ascending, with those whose shard is empty."""
         return tuple(sorted(self.mesh.ranks))
 
-    @cached_property
-    def _splits(self) -> tuple[Split, ...]:
-        by_dim: list[list[tuple[int, int, Shard | StridedShard]]] = [[] for _ in self.shape]
-        for axis, (size, placement) in enumerate(zip(self.mesh.shape, self.placements, strict=True)):
-            if isinstance(placement, Shard | StridedShard):
-                by_dim[placement.dim].append((axis, size, placement))
-        return tuple(map(split_dimension, self.shape, by_dim))
-
-    @cached_property
+    @property
     def partition(self) -> BoxPartition | GridPartition:
         """The tensor as disjoint boxes with their holders."""
-        return grid_partition(self.mesh, self._splits)
-
-    def _coordinates(self, rank: int) -> list[int]:
-        """The rank's coordinate in each dimension's split."""
-        at = self.mesh.coordinate(rank)
-        coordinates = []
-        for split in self._splits:
-            number = 0
-            for axis in split.axes:
-                number = number * self.mesh.shape[axis] + at[axis]
-            coordinates.append(number)
-        return coordinates
+        return self._kind.partition
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """Shape of the local array of `rank`, in elements; an extent is 0 where the shard is empty.
@@ -134,21 +116,11 @@ class Layout:
         Raises:
             LayoutError: If the rank is not in the layout.
         """
-        at = self._coordinates(rank)
-        return tuple(int(split.extents[c]) for split, c in zip(self._splits, at, strict=True))
+        return self._kind.local_shape(rank)
 
     def pieces(self, rank: int) -> tuple[Piece, ...]:
         """What `rank` holds, in row-major order of its local array; nothing for ranks that hold none."""
-        if rank_number(rank) not in self.mesh.index:
-            return ()
-        rows = []
-        for split, coordinate in zip(self._splits, self._coordinates(rank), strict=True):
-            at = split.rows(coordinate)
-            rows.append(zip(*(a[at].tolist() for a in (split.start, split.stop, split.local)), strict=True))
-        made = [
-            tuple(zip(*combination, strict=True)) or ((), (), ()) for combination in itertools.product(*rows)
-        ]
-        return tuple(Piece(Box(start, stop), local) for start, stop, local in made)
+        return self._kind.pieces(rank)
 
     def locate(self, rank: int, start: Ints) -> tuple[Ints, Ints]:
         """Where boxes that `rank` holds start in its local array.
@@ -158,14 +130,9 @@ class Layout:
             start: First global index of each box, shape (boxes, ndim); no box crosses a piece.
 
         Returns:
-            Box numbers, and local indices of shape (found, ndim), one row for each place where a box lies.
+            Box numbers, and local indices of shape (found, ndim), one row each time that a box lies there.
         """
-        local = np.empty_like(start)
-        for d, (split, coordinate) in enumerate(zip(self._splits, self._coordinates(rank), strict=True)):
-            rows = split.rows(coordinate)
-            row = np.searchsorted(split.start[rows], start[:, d], side="right") - 1
-            local[:, d] = start[:, d] - split.start[rows][row] + split.local[rows][row]
-        return np.arange(len(start)), local
+        return self._kind.locate(rank, start)
 
     def slice_global(self, array: npt.NDArray[Any], rank: int) -> npt.NDArray[Any]:
         """The local array that `rank` would hold of a global NumPy array: the oracle of all tests.
@@ -181,57 +148,32 @@ class Layout:
         return local
 
     def __repr__(self) -> str:
-        return f"Layout({self.shape}, {self.mesh!r}, {list(self.placements)})"
+        return repr(self._kind)
 
     def __str__(self) -> str:
-        axes = self.mesh.names or tuple(str(n) for n in self.mesh.shape)
-        how = ", ".join(f"{axis}: {placement}" for axis, placement in zip(axes, self.placements, strict=True))
-        return f"{shape_text(self.shape)} on {self.mesh} ({how})"
+        return str(self._kind)
 
     def _repr_html_(self) -> str:
         from nccl_m2n.show import html_layout
 
         return html_layout(self)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return self is other or self._kind == other._kind
+
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.mesh, self.placements))
+        return hash(self._kind)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layout, (self.shape, self.mesh, self.placements)  # no cache travels: hashes differ by process
+        return Layout.read, (self.data(),)  # no cache travels: hashes differ by process
 
 
 def as_layout(value: Any, what: str, error: type[M2nError] = LayoutError) -> Layout:
     """A layout as it is, or an error."""
     return made_by(value, Layout, what, error=error, hint="write Layout(shape, mesh, placements)")
-
-
-def as_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape as a tuple of ints, or an error."""
-    made = whole_numbers(shape, "the extents of a shape")
-    if len(made) > MAX_NDIM:
-        raise LayoutError(f"expected at most {MAX_NDIM} dimensions, got {len(made)}: {made}; merge some")
-    if any(n < 0 for n in made):
-        raise LayoutError(f"expected extents of 0 or more, got shape {made}")
-    if math.prod(n for n in made if n) >= 2**59:
-        raise LayoutError(f"expected fewer than 2**59 elements, so that bytes fit 64 bits, got shape {made}")
-    return made
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape for people."""
-    return " × ".join(map(str, shape)) if shape else "scalar"
-
-
-def _check_segments(placement: Placement, shape: tuple[int, ...]) -> None:
-    if not isinstance(placement, Shard) or not placement.segments:
-        return
-    total, extent = sum(s.size for s in placement.segments), shape[placement.dim]
-    if total != extent:
-        raise LayoutError(
-            f"expected the segments of {placement!r} to add up to the extent {extent} of dimension "
-            f"{placement.dim} in shape {shape}, got {total}; list the length of every segment"
-        )

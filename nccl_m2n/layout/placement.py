@@ -1,123 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placements: what one mesh axis does to a tensor."""
+"""Placements: what one mesh axis does to a tensor. Each kind has a file of its own and enters itself here."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
-from nccl_m2n.checks import several, whole_number
+from nccl_m2n.checks import shown
 from nccl_m2n.errors import LayoutError
+from nccl_m2n.typing import Ints, Json
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of a dimension that is sharded by itself.
+class Placement(ABC):
+    """Base of all placements.
 
-    Args:
-        size: Its length in elements.
-        parts: How many different parts it has, when they are fewer than the mesh axis has ranks; each
-            is then held by that many neighbouring ranks (KV heads when TP exceeds them). With more
-            parts than ranks, as with none given, there are as many parts as ranks.
+    A kind of placement is one file: a frozen dataclass with these methods, entered by `placement_kind`. Layouts,
+    plans, digests, JSON and pictures then know it.
     """
 
-    size: int
-    parts: int | None = None
+    kind: ClassVar[str]  # what JSON calls it; no other kind may
+    dim: int | None  # the tensor dimension that it shards; None shards none
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", whole_number(self.size, "the size of a segment", least=0))
-        if self.parts is not None:
-            object.__setattr__(self, "parts", whole_number(self.parts, "the parts of a segment", least=1))
+    @property
+    def cut_at(self) -> tuple[int, ...]:
+        """Ends of those ranges of the dimension that are sharded each by itself; none where it is one."""
+        return ()
 
-    def __repr__(self) -> str:
-        return f"Segment({self.size})" if self.parts is None else f"Segment({self.size}, parts={self.parts})"
+    def check(self, extent: int, size: int) -> None:
+        """Refuse a dimension of `extent` elements or a mesh axis of `size` ranks that do not fit.
+
+        Raises:
+            LayoutError: Saying what would.
+        """
+        return  # most kinds fit all
+
+    @abstractmethod
+    def ranges(self, extents: Ints, size: int) -> tuple[Ints, Ints]:
+        """What each rank on a mesh axis takes of a dimension that earlier mesh axes may have cut already.
+
+        Args:
+            extents: Elements that each coordinate of those axes has left of the dimension, shape (coordinates, 1);
+                or, with `cut_at`, of each of these ranges, shape (coordinates, ranges). They lie end to end.
+            size: Ranks on the mesh axis.
+
+        Returns:
+            First elements and ends, of shape (coordinates, size, any), counted in what the coordinate had. What a
+            rank takes lies end to end in its local array, in this order, and must ascend.
+        """
+
+    @abstractmethod
+    def data(self) -> list[Json]:
+        """`kind` and what else makes the placement, as JSON data: what digests are made of."""
+
+    @classmethod
+    def read(cls, *data: Json) -> Placement:
+        """The placement that `data` described, from what followed its kind."""
+        return cls(*data)
+
+    @classmethod
+    def from_dtensor(cls, value: Any, name: str) -> Placement | None:
+        """The same as one of DTensor's placements, whose class is called `name`; None for other classes."""
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Base of the three placements."""
+KINDS: dict[str, type[Placement]] = {}
+Kind = TypeVar("Kind", bound=type[Placement])
 
 
-@dataclass(frozen=True, slots=True)
-class Replicate(Placement):
-    """Every rank along the mesh axis holds the same."""
+def placement_kind(cls: Kind) -> Kind:
+    """Enter a kind of placement.
 
-    def __repr__(self) -> str:
-        return "Replicate()"
-
-    def __str__(self) -> str:
-        return "R"
-
-
-@dataclass(frozen=True, slots=True)
-class Shard(Placement):
-    """The ranks along the mesh axis share out tensor dimension `dim` in ceil chunks.
-
-    Args:
-        dim: Tensor dimension; negative counts from the end.
-        segments: Lengths (or `Segment`) that add up to the dimension's extent. Each segment is sharded
-            by itself and a rank's parts lie end to end: fused gate/up, packed QKV.
-
-    Example:
-        >>> from nccl_m2n import Layout, Mesh, Shard
-        >>> fused = Layout((8,), Mesh([0, 1]), [Shard(0, segments=(4, 4))])
-        >>> [str(piece) for piece in fused.pieces(1)]
-        ['[2:4] at (0,)', '[6:8] at (2,)']
+    Raises:
+        LayoutError: If there is another of that name.
     """
-
-    dim: int
-    segments: tuple[Segment, ...] = ()
-
-    def __init__(self, dim: int, segments: Sequence[int | Segment] = ()) -> None:
-        object.__setattr__(self, "dim", whole_number(dim, "the dimension that is sharded"))
-        given = several(segments, "segments", hint="such as segments=(4, 4)")
-        made = tuple(s if isinstance(s, Segment) else Segment(s) for s in given)
-        object.__setattr__(self, "segments", made)
-
-    def __repr__(self) -> str:
-        if not self.segments:
-            return f"Shard({self.dim})"
-        plain = [s.size if s.parts is None else s for s in self.segments]
-        return f"Shard({self.dim}, segments={tuple(plain)})"
-
-    def __str__(self) -> str:
-        if not self.segments:
-            return f"S({self.dim})"
-        sizes = "+".join(f"{s.size}" if s.parts is None else f"{s.size}/{s.parts}" for s in self.segments)
-        return f"S({self.dim}: {sizes})"
+    if KINDS.setdefault(cls.kind, cls) is not cls:
+        raise LayoutError(f"expected a new name for the placement {cls.__name__}, got {cls.kind!r} again")
+    return cls
 
 
-@dataclass(frozen=True, slots=True)
-class StridedShard(Placement):
-    """A shard made after another one that stands further right in the mesh: FSDP over TP.
+def read_placement(data: Sequence[Json]) -> Placement:
+    """The placement that `Placement.data` described.
 
-    The dimension is cut in `split_factor` chunks, each of these in as many as the mesh axis has
-    ranks, and rank i has the i-th of each, end to end. DTensor calls it ``_StridedShard``. With
-    ``[StridedShard(0, split_factor=2), Shard(0)]`` on a mesh (fsdp 2, tp 2), 8 rows lie thus:
-
-    ====== ==== ======
-    fsdp   tp   rows
-    ====== ==== ======
-    0      0    0, 1
-    0      1    4, 5
-    1      0    2, 3
-    1      1    6, 7
-    ====== ==== ======
+    Raises:
+        LayoutError: For a kind that is not known here.
     """
-
-    dim: int
-    split_factor: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", whole_number(self.dim, "the dimension that is sharded"))
-        object.__setattr__(self, "split_factor", whole_number(self.split_factor, "split_factor", least=1))
-
-    def __repr__(self) -> str:
-        return f"StridedShard({self.dim}, split_factor={self.split_factor})"
-
-    def __str__(self) -> str:
-        return f"SS({self.dim}, {self.split_factor})"
+    kind, *rest = data
+    if kind not in KINDS:
+        raise LayoutError(f"expected a placement out of {', '.join(KINDS)}, got {shown(kind)}")
+    return KINDS[kind].read(*rest)
 
 
 def as_placement(value: Any, ndim: int) -> Placement:
@@ -128,38 +101,31 @@ def as_placement(value: Any, ndim: int) -> Placement:
     Raises:
         LayoutError: For anything that is no placement, a dimension out of range, or `Partial`.
     """
-    kind = type(value).__name__.lstrip("_")
-    if kind == "Partial":
+    name = type(value).__name__.lstrip("_")
+    if name == "Partial":
         raise LayoutError(
             "expected Shard, StridedShard or Replicate, got Partial: its values are still to be summed over "
             "the mesh axis; reduce them first (DTensor: redistribute to Replicate or Shard)"
         )
     if isinstance(value, bool | int):
         raise LayoutError(f"expected a placement, got {value!r}; write Shard({int(value)}) or Replicate()")
-    made = value if isinstance(value, Placement) else _from_dtensor(value, kind)
-    if not isinstance(made, Shard | StridedShard):
+    made = value if type(value) in KINDS.values() else _from_dtensor(value, name)
+    if made.dim is None:
         return made
     if not -ndim <= made.dim < ndim:
         raise LayoutError(
             f"expected the dimension of {made!r} to be one of a tensor of rank {ndim}, got {made.dim}; "
             + (f"use 0 to {ndim - 1}" if ndim else "a scalar can only be replicated")
         )
-    return made if made.dim >= 0 else _at(made, made.dim + ndim)
+    return made if made.dim >= 0 else replace(made, dim=made.dim + ndim)
 
 
-def _at(placement: Shard | StridedShard, dim: int) -> Placement:
-    if isinstance(placement, Shard):
-        return Shard(dim, placement.segments)
-    return StridedShard(dim, placement.split_factor)
-
-
-def _from_dtensor(value: Any, kind: str) -> Placement:
-    if kind == "Replicate":
-        return Replicate()
-    if kind == "Shard" and isinstance(getattr(value, "dim", None), int):
-        return Shard(value.dim)
-    if kind == "StridedShard" and isinstance(getattr(value, "dim", None), int):
-        return StridedShard(value.dim, value.split_factor)
+def _from_dtensor(value: Any, name: str) -> Placement:
+    for kind in KINDS.values():
+        made = kind.from_dtensor(value, name)
+        if made is not None:
+            return made
+    names = [kind.__name__ for kind in KINDS.values()]
     raise LayoutError(
-        f"expected Shard, StridedShard or Replicate, got {value!r} of type {type(value).__name__}"
+        f"expected {', '.join(names[:-1])} or {names[-1]}, got {shown(value)} of type {type(value).__name__}"
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import chunk_bounds, offsets, overlaps
-from nccl_m2n.layout.placement import Shard, StridedShard
+from nccl_m2n.layout.intervals import offsets, overlaps
+from nccl_m2n.layout.placement import Placement
 from nccl_m2n.typing import Ints
 
 
@@ -35,7 +35,7 @@ class Split:
         return slice(int(lo), int(hi))
 
 
-def split_dimension(extent: int, axes: Sequence[tuple[int, int, Shard | StridedShard]]) -> Split:
+def split_dimension(extent: int, axes: Sequence[tuple[int, int, Placement]]) -> Split:
     """Split `extent` elements over mesh axes, left to right, each cutting what the last one left.
 
     Args:
@@ -49,8 +49,11 @@ def split_dimension(extent: int, axes: Sequence[tuple[int, int, Shard | StridedS
     return _joined(whole)
 
 
-def _cut(split: Split, axis: int, size: int, placement: Shard | StridedShard) -> Split:
-    lo, hi = _local_ranges(split, size, placement)  # (coordinates, ranks on the axis, ranges)
+def _cut(split: Split, axis: int, size: int, placement: Placement) -> Split:
+    # In each coordinate's local array, shape (coordinates, ranks on the axis, ranges).
+    lo, hi = placement.ranges(_extents(split, placement.cut_at), size)
+    if (lo[..., 1:] < hi[..., :-1]).any():
+        raise LayoutError(f"expected {placement!r} to give ranges that ascend, got {lo} to {hi}")
     ranges = lo.shape[2]
     base = offsets(split.extents)  # the coordinates' local arrays, laid end to end
     at = base[split.coordinate] + split.local
@@ -67,40 +70,18 @@ def _cut(split: Split, axis: int, size: int, placement: Shard | StridedShard) ->
     return Split((*split.axes, axis), extents, coordinate, start, start + length, local)
 
 
-def _local_ranges(split: Split, size: int, placement: Shard | StridedShard) -> tuple[Ints, Ints]:
-    """Ranges of each coordinate's local array that each rank on a mesh axis of `size` takes."""
-    parts = np.array([size])
-    if isinstance(placement, StridedShard):
-        factor = min(placement.split_factor, max(1, int(split.extents.max())))  # more chunks would be empty
-        a, b = chunk_bounds(split.extents[:, None], factor, np.arange(factor))
-    else:
-        a, b = _segment_ranges(split, placement)
-        if placement.segments:
-            parts = np.minimum([s.parts or size for s in placement.segments], size)
-            _check_parts(placement, size, parts)
-    index = np.arange(size)[:, None] * parts // size
-    lo, hi = chunk_bounds((b - a)[:, None, :], parts, index)
-    return lo + a[:, None, :], hi + a[:, None, :]
+def _extents(split: Split, cut_at: Sequence[int]) -> Ints:
+    """How much of each range of the dimension each coordinate has, shape (coordinates, ranges).
 
-
-def _segment_ranges(split: Split, placement: Shard) -> tuple[Ints, Ints]:
-    """Where each segment lies in each coordinate's local array, shape (coordinates, segments)."""
-    if not placement.segments:
-        return np.zeros((len(split.extents), 1), np.int64), split.extents[:, None]
-    ends = np.cumsum([s.size for s in placement.segments])
-    below = np.clip(ends - split.start[:, None], 0, (split.stop - split.start)[:, None])
-    stop = np.zeros((len(split.extents), len(ends)), np.int64)
+    Rows ascend in the dimension and in the local array alike, so what a coordinate has of a range is what it has
+    below the range's end less what it has below its start.
+    """
+    if not cut_at:
+        return split.extents[:, None]
+    below = np.clip(np.array(cut_at) - split.start[:, None], 0, (split.stop - split.start)[:, None])
+    stop = np.zeros((len(split.extents), len(cut_at)), np.int64)
     np.add.at(stop, split.coordinate, below)
-    return np.concatenate([np.zeros_like(stop[:, :1]), stop[:, :-1]], axis=1), stop
-
-
-def _check_parts(placement: Shard, size: int, parts: Ints) -> None:
-    for segment, n in zip(placement.segments, parts.tolist(), strict=False):
-        if size % n:
-            raise LayoutError(
-                f"expected the parts of each segment to divide the mesh axis of {size} ranks, "
-                f"got {segment!r}; give a divisor of {size}, or no parts"
-            )
+    return np.diff(stop, axis=1, prepend=0)
 
 
 def _joined(split: Split) -> Split:

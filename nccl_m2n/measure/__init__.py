@@ -3,7 +3,7 @@
 
 from nccl_m2n.measure.cases import CASES, Case
 from nccl_m2n.measure.peers import PEERS, available
-from nccl_m2n.measure.report import Load, results_table, write_results
+from nccl_m2n.measure.report import Volume, results_table, write_results
 from nccl_m2n.measure.run import measure_case
 
-__all__ = ["CASES", "PEERS", "Case", "Load", "available", "measure_case", "results_table", "write_results"]
+__all__ = ["CASES", "PEERS", "Case", "Volume", "available", "measure_case", "results_table", "write_results"]

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.collectives import Collectives
 from nccl_m2n.measure.setting import Setting
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound
+from nccl_m2n.typing import Array, JsonObject, Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.transport.nccl import NcclTransport
@@ -65,7 +66,7 @@ class GatherBroadcast:
             at += size
         return self._transport.prepare(messages)
 
-    def start(self, streams: Mapping[int, Any]) -> None:
+    def start(self, streams: Mapping[int, Stream]) -> None:
         """Enqueue everything."""
         stream = streams[self._rank]
         with stream:
@@ -105,7 +106,7 @@ class GatherBroadcast:
                     target = self._destinations[transfer.name]
                     target[piece.local_slices] = whole[transfer.name][piece.box.slices]
 
-    def _views(self, bucket: Sequence[Transfer]) -> dict[str, Any]:
+    def _views(self, bucket: Sequence[Transfer]) -> dict[str, Array]:
         views, at = {}, 0
         for transfer in bucket:
             size = _elements(transfer)
@@ -113,7 +114,7 @@ class GatherBroadcast:
             at += size
         return views
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Nothing beside its times."""
         return {}
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from nccl_m2n.transport.nccl import NcclTransport
 from nccl_m2n.transport.nccl_library import checked, nccl_bindings
+from nccl_m2n.typing import Array, Communicator, Stream
 
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
 
@@ -18,12 +19,12 @@ class Collectives:
         transport: An `NcclTransport` with one rank a process.
     """
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: NcclTransport) -> None:
         self.bindings, self.rank = nccl_bindings(), transport.local_ranks[0]
         self._whole = transport.communicator(self.rank)
-        self._made: list[Any] = []
+        self._made: list[Communicator] = []
 
-    def split(self, ranks: Sequence[int]) -> Any:
+    def split(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator of `ranks`, in that order; None elsewhere. Collective over all ranks."""
         member = self.rank in ranks
         key = list(ranks).index(self.rank) if member else 0
@@ -34,7 +35,7 @@ class Collectives:
         self._made.append(handle)
         return handle
 
-    def broadcast(self, handle: Any, array: Any, stream: Any) -> None:
+    def broadcast(self, handle: Communicator, array: Array, stream: Stream) -> None:
         """Enqueue a broadcast of the first rank's `array` to the others', in place, on a CuPy stream."""
         byte, at = int(self.bindings.DataType.Int8), array.data.ptr
         checked(self.bindings.broadcast, at, at, array.nbytes, byte, 0, handle, stream.ptr)

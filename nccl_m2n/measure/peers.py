@@ -10,19 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from nccl_m2n.layout import Layout
+from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.broadcast import GatherBroadcast
 from nccl_m2n.measure.collectives import Collectives
-from nccl_m2n.measure.setting import Setting
+from nccl_m2n.measure.setting import Method, Setting
 from nccl_m2n.planning import Plan, Transfer, plan
 from nccl_m2n.transport.base import Message, Transport
+from nccl_m2n.typing import Array, JsonObject, Stream
+
+if TYPE_CHECKING:
+    from nccl_m2n.transport.nccl import NcclTransport
 
 BUCKET_BYTES = 256 << 20  # of the packed conventional way
 
 
-class Bound:
+class BoundPlan:
     """A plan, bound: ours, or another method's."""
 
     def __init__(self, setting: Setting, *, method: str = "reshard", graph: bool = False) -> None:
@@ -31,7 +35,7 @@ class Bound:
         if graph:
             self._bound.capture()
 
-    def start(self, streams: Mapping[int, Any]) -> None:
+    def start(self, streams: Mapping[int, Stream]) -> None:
         """Start the run; on a device, enqueue it."""
         self._bound.run(streams)
 
@@ -39,7 +43,7 @@ class Bound:
         """End the run."""
         self._bound.wait(timeout)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What a report says of it beside its times."""
         return {"staging_bytes": self._bound.staging_bytes, "rounds": self._plan.rounds}
 
@@ -73,7 +77,7 @@ class Limit:
         if setting.transport.memory == "device":
             setting.transport.connect((m.rank, m.peer, m.send) for m in messages)  # type: ignore[attr-defined]
 
-    def start(self, streams: Mapping[int, Any]) -> None:
+    def start(self, streams: Mapping[int, Stream]) -> None:
         """Start the sends and receives; on a device, enqueue them."""
         self._group.start({rank: stream.ptr for rank, stream in streams.items()})
 
@@ -81,7 +85,7 @@ class Limit:
         """End them."""
         self._group.finish(time.monotonic() + timeout)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Nothing beside its times."""
         return {}
 
@@ -108,7 +112,7 @@ class EverySourceBroadcasts:
         cupy, self._rank, self._transfers = setting.memory.library, setting.rank, setting.transfers
         self._sources, self._destinations = setting.arrays
         self._source, self._destination = self._transfers[0].source, self._transfers[0].destination
-        self._net = Collectives(setting.transport)
+        self._net = Collectives(cast("NcclTransport", setting.transport))
         self._casters = _first_holders(self._source)
         self._handles = [
             self._net.split([r, *[d for d in self._destination.ranks if d != r]]) for r in self._casters
@@ -119,7 +123,7 @@ class EverySourceBroadcasts:
             for h, s in zip(self._handles, shapes, strict=True)
         ]
 
-    def start(self, streams: Mapping[int, Any]) -> None:
+    def start(self, streams: Mapping[int, Stream]) -> None:
         """Enqueue everything."""
         stream = streams[self._rank]
         with stream:
@@ -136,7 +140,7 @@ class EverySourceBroadcasts:
                 if t.name in self._destinations:
                     self._take(i, self._destinations[t.name])
 
-    def _take(self, i: int, target: Any) -> None:
+    def _take(self, i: int, target: Array) -> None:
         for mine in self._destination.pieces(self._rank):
             for rank, buffer in zip(self._casters, self._buffers, strict=True):
                 for piece in self._source.pieces(rank):
@@ -145,7 +149,7 @@ class EverySourceBroadcasts:
                         to = _within(box, mine.box.start, mine.offset)
                         target[to] = buffer[i][_within(box, piece.box.start, piece.offset)]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Nothing beside its times."""
         return {}
 
@@ -155,27 +159,27 @@ class EverySourceBroadcasts:
 
 
 def _first_holders(layout: Layout) -> list[int]:
-    seen: dict[Any, int] = {}
+    seen: dict[tuple[Piece, ...], int] = {}
     for rank in layout.ranks:
         seen.setdefault(layout.pieces(rank), rank)
     return list(seen.values())
 
 
-def _within(box: Any, start: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
+def _within(box: Box, start: Sequence[int], offset: Sequence[int]) -> tuple[slice, ...]:
     return tuple(
         slice(a - s + o, b - s + o) for a, b, s, o in zip(box.start, box.stop, start, offset, strict=True)
     )
 
 
-PEERS: dict[str, Callable[[Setting], Any]] = {
-    "reshard": Bound,
-    "reshard, graph": partial(Bound, graph=True),
+PEERS: dict[str, Callable[[Setting], Method]] = {
+    "reshard": BoundPlan,
+    "reshard, graph": partial(BoundPlan, graph=True),
     "limit": Limit,
-    "direct": partial(Bound, method="direct"),
+    "direct": partial(BoundPlan, method="direct"),
     "gather+broadcast": partial(GatherBroadcast, bucket_bytes=0),
     "gather+broadcast, packed": partial(GatherBroadcast, bucket_bytes=BUCKET_BYTES),
     "every source broadcasts": EverySourceBroadcasts,
-    "gather+broadcast, planned": partial(Bound, method="gather_broadcast"),
+    "gather+broadcast, planned": partial(BoundPlan, method="gather_broadcast"),
 }
 UNVERIFIED = {"limit"}  # it moves bytes that nobody asked for
 BY_COLLECTIVES = {"gather+broadcast", "gather+broadcast, packed", "every source broadcasts"}

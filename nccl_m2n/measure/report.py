@@ -9,18 +9,18 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nccl_m2n.dtypes import item_size
 from nccl_m2n.measure.peers import UNVERIFIED
 from nccl_m2n.planning import Plan
 from nccl_m2n.text import align_table
+from nccl_m2n.typing import Json, JsonObject
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Load:
+class Volume:
     """The bytes that bandwidths are counted from; those of the problem, the same for every method."""
 
     nbytes: int  # of the global tensors, each once
@@ -28,8 +28,8 @@ class Load:
     tier: str  # "network", "within domains", or "none" where nothing goes from rank to rank
 
     @classmethod
-    def of(cls, plan: Plan) -> Load:
-        """The load of the problem that a Reshard plan is for."""
+    def of(cls, plan: Plan) -> Volume:
+        """That of the problem that a Reshard plan is for."""
         traffic = plan.traffic()
         nbytes = sum(math.prod(t.shape) * item_size(t.wire_dtype) for t in plan.transfers)
         if traffic.network_bytes:
@@ -42,7 +42,7 @@ class Load:
         return self.nbytes / seconds, self.bus_bytes / seconds
 
 
-def results_table(results: Mapping[str, Any]) -> str:
+def results_table(results: Mapping[str, JsonObject]) -> str:
     """What `measure_case` returns as an aligned table, times beside those of the limit."""
     median = {method: statistics.median(result["seconds"]) for method, result in results.items()}
     limit = median.get("limit")
@@ -65,7 +65,7 @@ def results_table(results: Mapping[str, Any]) -> str:
     return align_table(table)
 
 
-def write_results(path: str | None, name: str, **data: Any) -> None:
+def write_results(path: str | None, name: str, **data: Json) -> None:
     """Write raw samples as JSON, with the schema ``nccl_m2n.bench.NAME``; nothing without a path."""
     if path is not None:
         head = {"schema": f"nccl_m2n.bench.{name}", "schema_version": SCHEMA_VERSION}

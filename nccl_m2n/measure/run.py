@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from nccl_m2n.measure.peers import PEERS, UNVERIFIED
-from nccl_m2n.measure.setting import Setting
+from nccl_m2n.measure.setting import Method, Setting
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import JsonObject
 
 
 def measure_case(
@@ -23,7 +23,7 @@ def measure_case(
     warmup: int = 1,
     timeout: float = 60.0,
     check: bool = True,
-) -> dict[str, Any]:
+) -> dict[str, JsonObject]:
     """Time some methods on one problem. Collective.
 
     Args:
@@ -42,7 +42,7 @@ def measure_case(
         ``staging_bytes`` (of this process) and ``rounds``. But for the staging, on every rank the same.
     """
     setting = Setting.of(transport, transfers, topology)
-    results: dict[str, Any] = {
+    results: dict[str, JsonObject] = {
         m: {"seconds": [], "host_seconds": [], "wrong": 0 if check and m not in UNVERIFIED else None}
         for m in methods
     }
@@ -65,7 +65,7 @@ def measure_case(
     return results
 
 
-def _one_run(setting: Setting, peer: Any, timeout: float, check: bool) -> tuple[float, float, int]:
+def _one_run(setting: Setting, peer: Method, timeout: float, check: bool) -> tuple[float, float, int]:
     """Seconds until `start` had returned and until all was done, and wrong elements; of all ranks."""
     if check:
         setting.spoil()

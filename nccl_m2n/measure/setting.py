@@ -9,56 +9,80 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from nccl_m2n.execution.given import SIDES
-from nccl_m2n.measure.data import Stack, by_name, count_wrong, fill, spoil, stacks
+from nccl_m2n.measure.data import TensorStack, by_name, count_wrong, fill, spoil, stacks
 from nccl_m2n.planning import Topology, Transfer
 from nccl_m2n.transport.base import DeviceBuffer, Transport
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Array, Json, JsonObject, Library, Stream
+
+if TYPE_CHECKING:
+    from nccl_m2n.transport.nccl import NcclTransport
+
+
+class Method(Protocol):
+    """One way to solve a setting's problem."""
+
+    def start(self, streams: Mapping[int, Stream]) -> None:
+        """Start a run, by the stream of each local rank."""
+
+    def facts(self) -> JsonObject:
+        """What a report says of the method beside its times."""
+
+    def close(self) -> None:
+        """Release what was made."""
+
+
+class HostMethod(Method, Protocol):
+    """One that can be measured in host memory."""
+
+    def wait(self, timeout: float) -> None:
+        """End the run."""
 
 
 class HostMemory:
     """NumPy arrays; a run is over when the method's own `wait` returns."""
 
-    library: Any = np
+    library: Library = np
 
     def __init__(self) -> None:
-        self.streams: dict[int, Any] = {}
+        self.streams: dict[int, Stream] = {}
 
-    def on(self, rank: int) -> AbstractContextManager[Any]:
+    def on(self, rank: int) -> AbstractContextManager[object]:
         """The context in which a local rank's arrays are made: any."""
         return nullcontext()
 
-    def buffer(self, array: Any, at: int, nbytes: int) -> Any:
+    def buffer(self, array: Array, at: int, nbytes: int) -> Array:
         """`nbytes` of an array of bytes, from byte `at` on, as messages take them."""
         return array[at : at + nbytes]
 
     def settle(self) -> None:
         """Nothing is under way between runs."""
 
-    def finish(self, method: Any, timeout: float) -> None:
+    def finish(self, method: Method, timeout: float) -> None:
         """Wait for a started method, for `timeout` seconds at most."""
-        method.wait(timeout)
+        cast(HostMethod, method).wait(timeout)
 
 
 class DeviceMemory:
     """CuPy arrays, each local rank's on its GPU; a run is over when every rank's stream is."""
 
-    def __init__(self, transport: Any) -> None:
+    def __init__(self, transport: NcclTransport) -> None:
         self.library, self._transport = import_cupy(), transport
-        self.streams: dict[int, Any] = {}
+        self.streams: dict[int, Stream] = {}
         for rank in transport.local_ranks:
             with self.on(rank):
                 self.streams[rank] = self.library.cuda.Stream(non_blocking=True)
 
-    def on(self, rank: int) -> AbstractContextManager[Any]:
+    def on(self, rank: int) -> AbstractContextManager[object]:
         """The context in which a local rank's arrays are made: its GPU."""
         return self.library.cuda.Device(self._transport.devices[rank])
 
-    def buffer(self, array: Any, at: int, nbytes: int) -> Any:
+    def buffer(self, array: Array, at: int, nbytes: int) -> DeviceBuffer:
         """`nbytes` of an array of bytes, from byte `at` on, as messages take them."""
         return DeviceBuffer(array.data.ptr + at, nbytes)
 
@@ -68,7 +92,7 @@ class DeviceMemory:
             with self.library.cuda.Device(device):
                 self.library.cuda.runtime.deviceSynchronize()
 
-    def finish(self, method: Any, timeout: float) -> None:
+    def finish(self, method: Method, timeout: float) -> None:
         """Wait for a started method, for `timeout` seconds at most."""
         streams = self.streams.values()
         deadline = time.monotonic() + timeout
@@ -83,12 +107,16 @@ class Setting:
     transfers: tuple[Transfer, ...]  # of uint16 elements
     topology: Topology
     memory: HostMemory | DeviceMemory
-    stacks: Mapping[int, tuple[list[Stack], list[Stack]]]  # by local rank: source side, destination side
+    stacks: Mapping[
+        int, tuple[list[TensorStack], list[TensorStack]]
+    ]  # by local rank: source side, destination side
 
     @classmethod
     def of(cls, transport: Transport, transfers: Sequence[Transfer], topology: Topology) -> Setting:
         """Make and fill the arrays of all local ranks."""
-        memory = HostMemory() if transport.memory == "host" else DeviceMemory(transport)
+        memory = (
+            HostMemory() if transport.memory == "host" else DeviceMemory(cast("NcclTransport", transport))
+        )
         made = {}
         for rank in transport.local_ranks:
             with memory.on(rank):
@@ -103,12 +131,12 @@ class Setting:
         return self.transport.local_ranks[0]
 
     @cached_property
-    def arrays(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Source and destination arrays as `Plan.bind` takes them."""
         if len(self.stacks) == 1:
             source, destination = self.stacks[self.rank]
             return by_name(source), by_name(destination)
-        sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        sides: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
         for rank, pair in self.stacks.items():
             for side, made in zip(sides, pair, strict=True):
                 for name, array in by_name(made).items():
@@ -129,7 +157,7 @@ class Setting:
                 wrong[rank] = count_wrong(destination, rank)
         return wrong
 
-    def share(self, said: Mapping[int, Any]) -> list[Any]:
+    def share(self, said: Mapping[int, Json]) -> list[Json]:
         """JSON data of every rank, in rank order. Collective; a barrier."""
         payload = {rank: json.dumps(said.get(rank)).encode() for rank in self.transport.local_ranks}
         return [json.loads(text) for text in self.transport.exchange(payload)]

@@ -10,6 +10,12 @@ from nccl_m2n.errors import CommandError, LayoutError
 from nccl_m2n.models.reading import whole
 
 _TEXT = ("text_config", "llm_config", "language_config")  # the language part of a configuration of several
+_KINDS = {  # a kind of layer -> the keys of what it has otherwise than the others
+    "full_attention": {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"},
+    "sliding_attention": {
+        key: f"swa_{key}" for key in ("head_dim", "v_head_dim", "num_key_value_heads", "num_attention_heads")
+    },
+}
 _SPELLINGS = {  # a key -> how else configurations spell it
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "hidden_dim"),
     "num_hidden_layers": ("n_layer", "num_layers", "n_layers"),
@@ -18,6 +24,9 @@ _SPELLINGS = {  # a key -> how else configurations spell it
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "max_position_embeddings": ("n_positions",),
+    "linear_num_heads": ("linear_attn_config.num_heads",),
+    "linear_head_dim": ("linear_attn_config.head_dim",),
+    "linear_conv_kernel_dim": ("linear_attn_config.short_conv_kernel_size",),
 }
 
 
@@ -38,6 +47,7 @@ class Config:
         self._inner: Mapping[str, object] = next((p for p in parts if isinstance(p, Mapping) and p), {})
         self.label = label
         self._options = dict(options or {})
+        self._layers: dict[str, Config] = {}
 
     @property
     def family(self) -> str | None:
@@ -66,9 +76,11 @@ class Config:
     def get(self, key: str, default: object = None) -> object:
         """What a key says, whatever it is; `default` where it is absent or null."""
         for name in (key, *_SPELLINGS.get(key, ())):
+            part, _, inner = name.rpartition(".")
             for values in (self._inner, self._outer):
-                if values.get(name) is not None:
-                    return values[name]
+                held = values.get(part) if part else values
+                if isinstance(held, Mapping) and held.get(inner) is not None:
+                    return held[inner]
         return default
 
     def __contains__(self, key: str) -> bool:
@@ -103,22 +115,48 @@ class Config:
         """A switch."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected true or false")
+            raise self.error(key, value, "true or false")
         return value
+
+    def tied(self, default: bool = False) -> bool:
+        """Whether the embedding is the output head; what stands around a language part decides."""
+        outer = self._outer.get("tie_word_embeddings")
+        return outer if isinstance(outer, bool) else self.flag("tie_word_embeddings", default)
 
     def names(self, key: str) -> tuple[str, ...]:
         """A list of words; empty where it is absent."""
         value = self.get(key, ())
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected a list of words")
+            raise self.error(key, value, "a list of words")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[int, ...]:
         """A list of numbers; empty where it is absent."""
         value = self.get(key, ())
         if not isinstance(value, list | tuple) or not all(map(whole, value)):
-            raise CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected a list of numbers")
+            raise self.error(key, value, "a list of numbers")
         return tuple(value)
+
+    def of_layer(self, layer: int | None) -> Config:
+        """What it says of one layer: the same, but for what it says of this layer or of layers of its kind."""
+        kinds = self.get("layer_types", ())
+        own = self.get("per_layer_config", {})
+        said = own.get(str(layer), {}) if isinstance(own, Mapping) else {}
+        if layer is not None and isinstance(kinds, list | tuple) and layer < len(kinds):
+            others = _KINDS.get(str(kinds[layer]), {})
+            found = {key: value for key, name in others.items() if (value := self.get(name)) is not None}
+            said = {**found, **said} if isinstance(said, Mapping) else found
+        if not said:
+            return self
+        key = repr(sorted(said.items(), key=str))
+        if key not in self._layers:
+            flat = {k: v for k, v in {**self._outer, **self._inner, **said}.items() if k not in _TEXT}
+            self._layers[key] = Config(flat, self.label, self._options)
+        return self._layers[key]
+
+    def error(self, key: str, value: object, expected: str) -> CommandError:
+        """What to raise for a value that cannot be."""
+        return CommandError(f"{self.label} has {value!r:.80} for {key!r}, expected {expected}")
 
     def part(self, key: str) -> Config:
         """A nested configuration, such as ``"vision_config"``.
@@ -130,6 +168,14 @@ class Config:
         if not isinstance(value, Mapping):
             raise CommandError(f"{self.label} lacks the part {key!r}")
         return Config(value, f"{self.label}, {key}", {"dtype": self.dtype})
+
+    @property
+    def fp8_blocks(self) -> bool:
+        """Whether the checkpoint's matrices are float8 with a scale for each block, by its ``quantization_config``."""
+        found = self.get("quantization_config", {})
+        return (
+            isinstance(found, Mapping) and found.get("quant_method") == "fp8" and "weight_block_size" in found
+        )
 
     def option(self, key: str, default: bool) -> bool:
         """One of the caller's switches, taken off the list of those not yet understood."""
@@ -156,3 +202,26 @@ class Config:
     def head_dim(self) -> int:
         """Rows of one head."""
         return self["head_dim"] if "head_dim" in self else self["hidden_size"] // self.heads
+
+    def size(self, text: int | str) -> int:
+        """A number of elements: a number, a key, or a product of them such as ``"num_key_value_heads * head_dim"``.
+
+        Raises:
+            CommandError: If a key is missing.
+        """
+        if isinstance(text, int):
+            return text
+        total = 1
+        for factor in (part.strip() for part in text.split("*")):
+            total *= int(factor) if factor.isdecimal() else self._named(factor)
+        return total
+
+    def _named(self, key: str) -> int:
+        derived = {"num_key_value_heads": "kv_heads", "head_dim": "head_dim"}.get(key)
+        try:
+            return int(getattr(self, derived)) if derived else self[key]
+        except CommandError as error:
+            raise CommandError(
+                f"{error}, which says how the tensor may be cut; put the model's config.json beside its weights, "
+                "or give the manifest a config with it"
+            ) from None

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from nccl_m2n.checks import plain_text
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.catalogue import shipped
 from nccl_m2n.models.checkpoint import Checkpoint, find_in_directory
@@ -71,7 +72,7 @@ def named(name: str, **options: object) -> Manifest:
     Raises:
         CommandError: If no such model is shipped; the message lists the ones that are.
     """
-    label, config = shipped(name)
+    label, config = shipped(plain_text(name, "the name of a model", error=CommandError))
     return Manifest(describe(config, label, options), label, config)
 
 

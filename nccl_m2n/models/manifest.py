@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nccl_m2n.checks import plain_text, several, shown, table_of, whole_numbers
 from nccl_m2n.dtypes import dtype_name, item_size
+from nccl_m2n.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,10 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: str  # canonical name, such as "bfloat16"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", whole_numbers(self.shape, "the shape of a tensor", least=0))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     @property
     def size(self) -> int:
@@ -28,6 +34,13 @@ class TensorInfo:
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
         return self.size * item_size(self.dtype)
+
+
+def _info(pair: object) -> TensorInfo:
+    parts = several(pair, "shape and dtype")
+    if len(parts) != 2:
+        raise LayoutError(f"expected a shape and a dtype of each tensor, got {shown(pair)}")
+    return TensorInfo(*parts)
 
 
 class Manifest(Mapping[str, TensorInfo]):
@@ -54,11 +67,11 @@ class Manifest(Mapping[str, TensorInfo]):
         config: Mapping[str, object] | None = None,
     ) -> None:
         self._tensors = {
-            name: info if isinstance(info, TensorInfo) else TensorInfo(tuple(info[0]), dtype_name(info[1]))
-            for name, info in tensors.items()
+            plain_text(name, "the name of a tensor"): info if isinstance(info, TensorInfo) else _info(info)
+            for name, info in table_of(tensors, "from name to shape and dtype").items()
         }
-        self.label = label
-        self.config = config
+        self.label = plain_text(label, "label") if label != "" else ""
+        self.config = config if config is None else table_of(config, "as a configuration")
 
     @classmethod
     def load(cls, source: str | Path, **options: object) -> Manifest:
@@ -95,6 +108,8 @@ class Manifest(Mapping[str, TensorInfo]):
 
     def select(self, keep: str | Callable[[str], bool]) -> Manifest:
         """The part whose names match a shell-style pattern, or for which ``keep(name)`` is true."""
+        if not isinstance(keep, str) and (not callable(keep) or isinstance(keep, type)):
+            raise LayoutError(f"expected a pattern or a function of a name, got {shown(keep)}")
         wanted = (lambda name: fnmatch.fnmatchcase(name, keep)) if isinstance(keep, str) else keep
         kept = {name: info for name, info in self._tensors.items() if wanted(name)}
         return Manifest(kept, self.label, self.config)

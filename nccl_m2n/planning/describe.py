@@ -1,72 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts and plans as plain data: what digests are made of, and what JSON holds."""
+"""Problems as plain data: what digests are made of, and what JSON holds."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
 from nccl_m2n.checks import plain_text
 from nccl_m2n.errors import LayoutError, PlanError
-from nccl_m2n.layout import Box, Layout, Mesh, Piece, Placement, Replicate, Segment, Shard, StridedShard
-from nccl_m2n.layout.pieces import PieceLayout
+from nccl_m2n.layout import Layout
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.planning.transfer import Transfer
 from nccl_m2n.typing import Json, JsonObject
 
 PLAN_VERSION = 1  # part of every digest; raise it when equal problems would be planned otherwise
-
-
-def layout_data(layout: Layout) -> dict[str, Any]:
-    """A layout as JSON data; axis names are left out where there are none."""
-    if isinstance(layout, PieceLayout):
-        pieces = {r: [[p.box.start, p.box.stop, p.offset] for p in layout.pieces(r)] for r in layout.ranks}
-        return {
-            "shape": layout.shape,
-            "pieces": pieces,
-            "local": {r: layout.local_shape(r) for r in layout.ranks},
-        }
-    data = {
-        "shape": layout.shape,
-        "mesh": [layout.mesh.shape, layout.mesh.ranks],
-        "placements": [_placement_data(p) for p in layout.placements],
-    }
-    return data | ({"names": layout.mesh.names} if layout.mesh.names else {})
-
-
-def read_layout(data: Mapping[str, Any]) -> Layout:
-    """The layout that `layout_data` described."""
-    if "pieces" in data:
-        pieces = {int(r): [Piece(Box(a, b), at) for a, b, at in held] for r, held in data["pieces"].items()}
-        return Layout.from_pieces(data["shape"], pieces, {int(r): tuple(s) for r, s in data["local"].items()})
-    shape, ranks = data["mesh"]
-    mesh = Mesh(_nested(list(ranks), list(shape)), data.get("names"))
-    return Layout(data["shape"], mesh, [_read_placement(p) for p in data["placements"]])
-
-
-def _nested(flat: list[int], shape: list[int]) -> Any:
-    if not shape:
-        return flat[0]
-    step = len(flat) // shape[0]
-    return [_nested(flat[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
-
-
-def _placement_data(placement: Placement) -> list[Any]:
-    if isinstance(placement, Shard):
-        return ["shard", placement.dim, [[s.size, s.parts] for s in placement.segments]]
-    if isinstance(placement, StridedShard):
-        return ["strided", placement.dim, placement.split_factor]
-    return ["replicate"]
-
-
-def _read_placement(data: list[Any]) -> Placement:
-    if data[0] == "shard":
-        return Shard(data[1], [Segment(*s) for s in data[2]])
-    return StridedShard(*data[1:]) if data[0] == "strided" else Replicate()
 
 
 def _columns(transfers: Sequence[Transfer]) -> tuple[list[Layout], list[list[Json]]]:
@@ -93,7 +43,7 @@ def _columns(transfers: Sequence[Transfer]) -> tuple[list[Layout], list[list[Jso
 def problem_digest(transfers: Sequence[Transfer], topology: Topology, options: PlanOptions) -> str:
     """A digest of everything that a plan depends on, and of nothing else: names of mesh axes do not count."""
     layouts, columns = _columns(transfers)
-    bare = [{k: v for k, v in layout_data(a).items() if k != "names"} for a in layouts]
+    bare = [{k: v for k, v in a.data().items() if k != "names"} for a in layouts]
     facts = [PLAN_VERSION, topology.domains, asdict(options), bare, columns]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -108,7 +58,7 @@ def plan_data(
         "digest": digest,
         "domains": topology.domains,
         "options": asdict(options),
-        "layouts": [layout_data(a) for a in layouts],
+        "layouts": [a.data() for a in layouts],
         "transfers": columns,
     }
 
@@ -122,7 +72,7 @@ def read_plan(text: str) -> tuple[list[Transfer], Topology, PlanOptions, str]:
     plain_text(text, "a plan's JSON", error=PlanError)
     try:
         data = json.loads(text)
-        layouts = [read_layout(a) for a in data["layouts"]]
+        layouts = [Layout.read(a) for a in data["layouts"]]
         transfers = [
             Transfer(layouts[s], layouts[d], dtype, name, other)
             for name, s, d, dtype, other in zip(*data["transfers"], strict=True)

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nccl_m2n.checks import made_by, rank_number, several
 from nccl_m2n.errors import PlanError
@@ -28,6 +28,7 @@ from nccl_m2n.typing import Ints, Table
 
 if TYPE_CHECKING:
     from nccl_m2n.execution.bound import Bound
+    from nccl_m2n.execution.given import GivenArrays
     from nccl_m2n.execution.staging import Staging
     from nccl_m2n.transport.base import Transport
 
@@ -138,8 +139,8 @@ class Plan:
     def bind(
         self,
         transport: Transport,
-        sources: Mapping[str, Any],
-        destinations: Mapping[str, Any],
+        sources: GivenArrays,
+        destinations: GivenArrays,
         staging: Staging | None = None,
     ) -> Bound:
         """Bind the plan to arrays, see `nccl_m2n.execution.bind`. Collective over the transport."""

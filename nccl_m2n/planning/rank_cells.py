@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.layout.intervals import expand, offsets
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning.bundles import Bundles, StreamCells, stream_cells
 from nccl_m2n.typing import Ints, Table
 

@@ -10,7 +10,8 @@ from nccl_m2n.checks import plain_text
 from nccl_m2n.dtypes import dtype_name, is_float, item_size, narrower
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
-from nccl_m2n.layout.layout import as_layout, shape_text
+from nccl_m2n.layout.layout import as_layout
+from nccl_m2n.layout.shape import shape_text
 
 
 @dataclass(frozen=True, init=False)

@@ -10,65 +10,58 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from nccl_m2n.dtypes import item_size
-from nccl_m2n.execution.arrays import as_array
 from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.staging import ALIGNMENT, Staging
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
-from nccl_m2n.planning import Plan, Topology, Transfer, plan
+from nccl_m2n.planning import Plan, Transfer
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Array, Ints, Stream
 
 DEFAULT_BUCKET_BYTES = 1 << 30
-Deliver = Callable[[int, str, Any], None]  # rank, name, the full tensor
+Deliver: TypeAlias = Callable[[int, str, Array], None]  # rank, name, the full tensor
+Views: TypeAlias = Mapping[int, Mapping[str, ArrayView]]  # by rank and name
 
 
 class Broadcast:
-    """Transfers of full tensors, bucket after bucket; every destination layout is one of replicas. Collective.
+    """Full tensors, bucket after bucket; every destination layout is one of replicas. Collective.
 
     All buckets share one buffer a rank, as large as the fullest bucket, and one piece of staging.
 
     Args:
         transport: Joins the ranks.
-        transfers: What to move.
-        sources: Source arrays by name, as for `Plan.bind`.
+        plans: What to move, bucket after bucket.
+        sources: Source arrays.
         deliver: Called with each full tensor that a local rank wanted, once it is there. The tensor is a view
             of the buffer: what is to be kept of it must be copied before the call returns.
-        topology: NVLink domains.
-        bucket_bytes: Bytes of full tensors that arrive at once; one tensor may have more.
-        options: As for `plan`.
+        staging: Where to take staging from.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        transfers: Sequence[Transfer],
-        sources: Mapping[str, Any],
-        deliver: Deliver,
-        topology: Topology,
-        bucket_bytes: int,
-        options: Mapping[str, Any],
+        self, transport: Transport, plans: Sequence[Plan], sources: Views, deliver: Deliver, staging: Staging
     ) -> None:
-        self._transport, self._deliver = transport, deliver
+        self._transport, self._deliver, self.plans = transport, deliver, plans
         self._tensors: list[dict[int, dict[str, ArrayView]]] = []  # of each bucket, by rank and name
         self.bounds: list[Bound] = []
-        buckets = fill_buckets(transfers, bucket_bytes)
-        self.plans: tuple[Plan, ...] = tuple(plan(bucket, topology, **options) for bucket in buckets)
-        buffers, staging = Staging(transport), Staging(transport)
-        size = max(map(_extent, buckets), default=0)
+        buffers = Staging(transport)
+        size = max((_extent(p.transfers) for p in plans), default=0)
         for rank in transport.local_ranks:  # the most first, for all buckets then share it
-            if any(rank in t.destination.ranks for t in transfers):
+            if any(rank in t.destination.ranks for p in plans for t in p.transfers):
                 buffers.take(rank, size)
-            staging.take(rank, max((_at(p.staging, rank) for p in self.plans), default=0))
-        for bucket, made in zip(buckets, self.plans, strict=True):
-            tensors = {rank: _views(bucket, rank, buffers) for rank in transport.local_ranks}
-            names = {t.name for t in bucket}
-            own = {name: array for name, array in sources.items() if name in names}
-            self._tensors.append(tensors)
-            self.bounds.append(made.bind(transport, own, _by_name(tensors), staging))
+            staging.take(rank, max((_at(p.staging, rank) for p in plans), default=0))
+        try:
+            for made in plans:
+                tensors = {rank: _views(made.transfers, rank, buffers) for rank in transport.local_ranks}
+                self._tensors.append(tensors)
+                self.bounds.append(bind_views(made, transport, sources, tensors, staging))
+        except BaseException:
+            self.close()
+            raise
 
-    def run(self, stream: Any = None, deadline: float | None = None) -> dict[int, Exception]:
+    def run(self, stream: Stream = None, deadline: float | None = None) -> dict[int, Exception]:
         """Move and deliver everything. Collective.
 
         Args:
@@ -89,6 +82,11 @@ class Broadcast:
                 if rank not in failures:
                     self._hand_over(rank, views, failures)
         return failures
+
+    def close(self) -> None:
+        """Release what was bound."""
+        for bound in self.bounds:
+            bound.close()
 
     def _hand_over(self, rank: int, views: Mapping[str, ArrayView], failures: dict[int, Exception]) -> None:
         try:
@@ -131,7 +129,7 @@ def _extent(bucket: Sequence[Transfer]) -> int:
     return sum(map(_padded, bucket))
 
 
-def _at(table: Any, rank: int) -> int:
+def _at(table: Ints, rank: int) -> int:
     return int(table[rank]) if rank < len(table) else 0
 
 
@@ -150,12 +148,17 @@ def _views(bucket: Sequence[Transfer], rank: int, buffers: Staging) -> dict[str,
     return views
 
 
-def _by_name(tensors: Mapping[int, Mapping[str, ArrayView]]) -> dict[str, Any]:
-    """As `Plan.bind` takes arrays: by name, and then by rank where there are several."""
-    if len(tensors) == 1:
-        return dict(next(iter(tensors.values())))
-    found: dict[str, Any] = {}
-    for rank, views in tensors.items():
-        for name, view in views.items():
-            found.setdefault(name, {})[rank] = view
-    return found
+def bind_views(
+    plan: Plan, transport: Transport, sources: Views, destinations: Views, staging: Staging
+) -> Bound:
+    """`Plan.bind`, with those of the arrays that the plan moves."""
+    names = {t.name for t in plan.transfers}
+    given: list[dict[str, Array]] = []
+    for side in (sources, destinations):
+        by_name: dict[str, dict[int, ArrayView]] = {}
+        for rank, views in side.items():
+            for name in names & views.keys():
+                by_name.setdefault(name, {})[rank] = views[name]
+        one = len(transport.local_ranks) == 1
+        given.append({name: next(iter(held.values())) if one else held for name, held in by_name.items()})
+    return plan.bind(transport, given[0], given[1], staging)

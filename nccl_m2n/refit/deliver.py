@@ -4,70 +4,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.arrays import as_array
+from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout import Layout
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Array
 
-Load = Callable[[str, Any], None]  # name, the full tensor
+Loader: TypeAlias = Callable[[str, Array], None]  # name, the full tensor
+
+
+def loader_of(load: Loader | Mapping[int, Loader] | None, transport: Transport, rank: int) -> Loader | None:
+    """What takes full tensors at a local rank.
+
+    Raises:
+        LayoutError: If that is no function, or not told by rank where the process drives several.
+    """
+    if load is not None and not isinstance(load, Mapping) and len(transport.local_ranks) > 1:
+        raise LayoutError("expected load to be a mapping from rank, for this process drives several ranks")
+    one = load.get(rank) if isinstance(load, Mapping) else load
+    if one is not None and not callable(one):
+        raise LayoutError(f"expected load to be a function of a name and a tensor, got {one!r}")
+    return one
 
 
 class Delivery:
     """Takes full tensors on behalf of this process's ranks.
 
     Args:
-        transport: Says which these are.
-        load: Takes what has no layout; a mapping from rank where the process drives several.
+        loaders: What takes, at each local rank, that which has no layout.
         laid_out: Transfers to what has a layout.
         arrays: The destination's arrays by rank and name.
     """
 
     def __init__(
         self,
-        transport: Transport,
-        load: Load | Mapping[int, Load] | None,
+        loaders: Mapping[int, Loader | None],
         laid_out: Iterable[Transfer],
         arrays: Mapping[int, Mapping[str, ArrayView]],
     ) -> None:
-        several = len(transport.local_ranks) > 1
-        if several and load is not None and not isinstance(load, Mapping):
-            raise LayoutError(
-                "expected load to be a mapping from rank, for this process drives several ranks"
-            )
-        by_rank = load if isinstance(load, Mapping) else dict.fromkeys(transport.local_ranks, load)
-        self._load: dict[int, Load] = {rank: one for rank, one in by_rank.items() if one is not None}
+        self._loaders = {rank: one for rank, one in loaders.items() if one is not None}
         self._layouts: dict[str, Layout] = {t.name: t.destination for t in laid_out}
         self._arrays = arrays
 
-    def require(self, transfers: Iterable[Transfer], ranks: Iterable[int]) -> None:
+    def require(self, transfers: Iterable[Transfer], rank: int) -> None:
         """Refuse, before anything moves, a rank that would get a full tensor and has no loader.
 
         Raises:
             LayoutError: Naming the parameter and the rank.
         """
-        idle = [rank for rank in ranks if rank not in self._load]
-        for transfer in transfers if idle else ():
-            for rank in idle:
-                if transfer.name not in self._layouts and rank in transfer.destination.mesh.index:
-                    raise LayoutError(
-                        f"parameter {transfer.name!r} has no layout on the destination side: expected load=, which "
-                        f"takes the full tensor on rank {rank}, got none"
-                    )
+        for transfer in transfers if rank not in self._loaders else ():
+            if transfer.name not in self._layouts and rank in transfer.destination.mesh.index:
+                raise LayoutError(
+                    f"parameter {transfer.name!r} has no layout on the destination side: expected load=, which "
+                    f"takes the full tensor on rank {rank}, got none"
+                )
 
-    def __call__(self, rank: int, name: str, tensor: Any) -> None:
+    def __call__(self, rank: int, name: str, tensor: Array) -> None:
         """Deliver one full tensor to one rank."""
         layout = self._layouts.get(name)
         if layout is None:
-            self._load[rank](name, tensor)
+            self._loaders[rank](name, tensor)
         elif name in self._arrays[rank]:
             cut_out(tensor, layout, rank, as_array(self._arrays[rank][name]))
 
 
-def cut_out(tensor: Any, layout: Layout, rank: int, array: Any) -> None:
+def cut_out(tensor: Array, layout: Layout, rank: int, array: Array) -> None:
     """Copy what a rank holds of a full tensor into its array, which may split dimensions further.
 
     Args:

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import DisagreementError, LayoutError
 from nccl_m2n.execution.given import SIDES
+from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout import Layout
-from nccl_m2n.planning.describe import layout_data, read_layout
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.text import short_ranks
-from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
 
 DIGEST_BYTES = 32
@@ -40,43 +37,98 @@ class Declared:
         return f"{self.dtype or ''} {self.layout or 'whole, without a layout'}".strip()
 
 
-def exchange_parameters(
-    transport: Transport, declare: Callable[[int], Sequence[Sequence[Parameter]]]
-) -> list[dict[str, Declared]]:
+@dataclass(frozen=True, eq=False)
+class OwnSide:
+    """What one rank has on one side."""
+
+    arrays: dict[str, ArrayView]  # by name, of the parameters of which it holds a part
+    texts: dict[bytes, bytes]  # groups of parameters as JSON, by digest
+
+
+def describe_side(
+    number: int, parameters: Iterable[Parameter], rename: Callable[[str], str] = str
+) -> OwnSide:
+    """One rank's parameters on one side, checked one by one.
+
+    Args:
+        number: Of the side, in `SIDES`.
+        parameters: What the rank declares.
+        rename: Gives the name by which both sides know a parameter.
+
+    Raises:
+        LayoutError: For a name that comes twice, or something that cannot be described.
+    """
+    groups: dict[tuple[Layout | None, str | None], list[str]] = {}  # alike: one layout and element type
+    near: dict[tuple[int, str | None], list[str]] = {}  # the same, found by the layout's identity
+    arrays: dict[str, ArrayView] = {}
+    seen: dict[str, str] = {}
+    for p in parameters:
+        name = _new_name(p.name, rename, seen)
+        view = p.view()
+        if view is not None:
+            arrays[name] = view
+            if p.layout is None:
+                raise LayoutError(
+                    f"parameter {p.name!r}: expected a layout for its array, got none; what has no layout is "
+                    "delivered to load"
+                )
+        dtype = view.dtype if view is not None else None if p.dtype is None else dtype_name(p.dtype)
+        names = near.get((id(p.layout), dtype))
+        if names is None:
+            names = near[id(p.layout), dtype] = groups.setdefault((p.layout, dtype), [])
+        names.append(name)
+    texts = [
+        json.dumps([number, None if layout is None else layout.data(), dtype, names]).encode()
+        for (layout, dtype), names in groups.items()
+    ]
+    return OwnSide(arrays, {hashlib.sha256(text).digest(): text for text in texts})
+
+
+def _new_name(name: str, rename: Callable[[str], str], seen: dict[str, str]) -> str:
+    new = rename(name)
+    if not isinstance(new, str):
+        raise LayoutError(f"parameter {name!r}: expected names to give its new name, got {new!r}")
+    if new in seen:
+        both = f"{new!r} twice" if seen[new] == name else f"{new!r} from both {seen[new]!r} and {name!r}"
+        raise LayoutError(f"expected one parameter of each name, got {both}; give each its own name")
+    seen[new] = name
+    return new
+
+
+def exchange_descriptions(
+    transport: Transport, own: Mapping[int, Sequence[OwnSide]]
+) -> tuple[dict[str, Declared], dict[str, Declared]]:
     """What each side has, by name. Collective.
 
     Args:
         transport: Joins the ranks.
-        declare: For a local rank the parameters of its source and of its destination side; may raise.
+        own: For each local rank what it has on the source side and on the destination side.
 
     Returns:
         Source and destination, equal on every rank. Parameters alike share one `Declared` object.
 
     Raises:
-        LayoutError: On every rank, if a rank declares a name twice or something that cannot be described.
-        DisagreementError: If ranks of a side describe one parameter differently, or one of a layout's ranks
-            does not declare it.
+        DisagreementError: On every rank, if ranks of a side describe one parameter differently, or one of a
+            layout's ranks does not declare it.
     """
-    failures: dict[int, Exception] = {}
-    texts = {
-        rank: attempt(partial(_describe_sides, declare, rank), failures, rank) or {}
-        for rank in transport.local_ranks
-    }
-    raise_together(transport, failures, {})
-    digests = transport.exchange({rank: b"".join(own) for rank, own in texts.items()})
+    texts = {rank: {k: v for side in sides for k, v in side.texts.items()} for rank, sides in own.items()}
     ranks_of: dict[bytes, list[int]] = {}
-    for rank, said in enumerate(digests):
-        for at in range(0, len(said), DIGEST_BYTES):
-            ranks_of.setdefault(said[at : at + DIGEST_BYTES], []).append(rank)
+    digests = transport.exchange(
+        {rank: b"".join(own) for rank, own in texts.items()}, "refit: which descriptions"
+    )
+    for rank, one in enumerate(digests):
+        for at in range(0, len(one), DIGEST_BYTES):
+            ranks_of.setdefault(one[at : at + DIGEST_BYTES], []).append(rank)
     said = transport.exchange(
         {
             rank: b"\n".join(text for digest, text in own.items() if ranks_of[digest][0] == rank)
             for rank, own in texts.items()
-        }
+        },
+        "refit: the descriptions",
     )
     # The texts come in the order in which their digests came first: by rank, and then as the rank has them.
-    every = [text for own in said for text in own.split(b"\n") if text]
-    found: list[dict[str, Declared]] = [{}, {}]
+    every = [text for each in said for text in each.split(b"\n") if text]
+    found: tuple[dict[str, Declared], dict[str, Declared]] = ({}, {})
     known: dict[str, Layout] = {}
     for text, ranks in zip(every, ranks_of.values(), strict=True):
         number, layout, dtype, names = json.loads(text)
@@ -87,46 +139,13 @@ def exchange_parameters(
     return found
 
 
-def _describe_sides(declare: Callable[[int], Sequence[Sequence[Parameter]]], rank: int) -> dict[bytes, bytes]:
-    """The text of each group of a rank's parameters, by digest."""
-    texts = [text for number, side in enumerate(declare(rank)) for text in _describe(number, side)]
-    return {hashlib.sha256(text).digest(): text for text in texts}
-
-
-def _describe(number: int, parameters: Iterable[Parameter]) -> Iterator[bytes]:
-    """Parameters as JSON, those of one layout and element type together: the layout once, then the names."""
-    groups: dict[tuple[Layout | None, str | None], list[str]] = {}
-    near: dict[tuple[int, str | None], list[str]] = {}  # by identity, which is quicker than by value
-    seen: set[str] = set()
-    for p in parameters:
-        if p.name in seen:
-            raise LayoutError(
-                f"expected one parameter of each name, got {p.name!r} twice; give each its own name"
-            )
-        seen.add(p.name)
-        view = p.view()
-        if view is not None and p.layout is None:
-            raise LayoutError(
-                f"parameter {p.name!r}: expected a layout for its array, got none; what has no layout is "
-                "delivered to load"
-            )
-        dtype = view.dtype if view is not None else None if p.dtype is None else dtype_name(p.dtype)
-        names = near.get((id(p.layout), dtype))
-        if names is None:
-            names = near[id(p.layout), dtype] = groups.setdefault((p.layout, dtype), [])
-        names.append(p.name)
-    for (layout, dtype), names in groups.items():
-        what = None if layout is None else layout_data(layout)
-        yield json.dumps([number, what, dtype, names]).encode()
-
-
-def _interned(data: Mapping[str, Any] | None, known: dict[str, Layout]) -> Layout | None:
+def _interned(data: Mapping[str, object] | None, known: dict[str, Layout]) -> Layout | None:
     """The layout that was described; one object for equal ones, whatever their mesh axes are called."""
     if data is None:
         return None
     key = json.dumps({k: v for k, v in data.items() if k != "names"})
     if key not in known:
-        known[key] = read_layout(data)
+        known[key] = Layout.read(data)
     return known[key]
 
 

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from nccl_m2n.errors import LayoutError
+from nccl_m2n.execution.given import SIDES
 from nccl_m2n.layout import Layout, Mesh, Replicate
 from nccl_m2n.planning import Transfer
 from nccl_m2n.refit.exchange import Declared
-
-MISSING = ("error", "skip")
+from nccl_m2n.refit.names import any_of, quoted
+from nccl_m2n.refit.options import RefitOptions
 
 
 @dataclass(frozen=True)
@@ -24,39 +23,36 @@ class Matched:
     sharded: tuple[Transfer, ...]  # from the layout of one side to that of the other
     whole: tuple[Transfer, ...]  # to full tensors on the ranks that want them
     laid_out: tuple[Transfer, ...]  # those of `whole` that have a layout at the destination after all, to it
+    skipped: Mapping[str, tuple[str, ...]]  # by side, the names that it alone declares
 
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of everything that is moved."""
         return frozenset(t.name for t in self.sharded + self.whole)
 
+    @property
+    def left_out(self) -> int:
+        """How many parameters one side alone declares."""
+        return sum(map(len, self.skipped.values()))
+
 
 def match_sides(
-    source: Mapping[str, Declared],
-    destination: Mapping[str, Declared],
-    *,
-    cast: bool = False,
-    missing: str = "error",
-    whole: Sequence[str] = (),
+    source: Mapping[str, Declared], destination: Mapping[str, Declared], options: RefitOptions
 ) -> Matched:
     """One transfer for each name that both sides declare.
 
     Args:
         source: What the source side has.
         destination: What the destination side needs.
-        cast: Whether element types may differ, to be cast in flight.
-        missing: ``"error"``, or ``"skip"`` to leave out what only one side declares.
-        whole: Patterns of names that go as full tensors though the destination has a layout for them.
+        options: Say which casts are allowed, what becomes of names of one side only, and what goes as full tensors
+            though the destination has a layout for it.
 
     Raises:
-        LayoutError: Naming the parameter, if it is on one side only, or its types or shapes differ.
+        LayoutError: Naming the parameter, if it is on one side only, or its types or shapes differ; if there is
+            nothing to move.
     """
-    if missing not in MISSING:
-        raise LayoutError(f"expected missing to be {' or '.join(map(repr, MISSING))}, got {missing!r}")
-    if missing == "error":
-        _refuse_lone(source, destination, "destination")
-        _refuse_lone(destination, source, "source")
-    chosen = re.compile("|".join(fnmatch.translate(pattern) for pattern in whole) or r"\Z.")
+    skipped = _lone(source, destination, options.missing)
+    chosen = any_of(options.whole)
     made: dict[tuple[int, int], Transfer] = {}
     replicas: dict[int, Transfer] = {}
     sharded, full, laid_out = [], [], []
@@ -66,9 +62,10 @@ def match_sides(
         key = id(source[name]), id(wanted)
         one = made.get(key)
         if one is None:  # of thousands of parameters, most are declared like another one
-            one = made[key] = _transfer(name, source[name], wanted, cast)
+            one = made[key] = _transfer(name, source[name], wanted)
+        options.casts.check(name, one.dtype, one.destination_dtype)
         one = one.renamed(name)
-        if wanted.layout is not None and not chosen.match(name):
+        if wanted.layout is not None and not chosen(name):
             sharded.append(one)
             continue
         if wanted.layout is not None:
@@ -77,20 +74,34 @@ def match_sides(
         if at not in replicas:
             replicas[at] = _replicated(made[key])
         full.append(replicas[at].renamed(name))
-    return Matched(tuple(sharded), tuple(full), tuple(laid_out))
+    return Matched(tuple(sharded), tuple(full), tuple(laid_out), skipped)
 
 
-def _refuse_lone(have: Mapping[str, Declared], other: Collection[str], side: str) -> None:
-    lone = [name for name in have if name not in other]
-    if lone:
-        others = f" (nor {len(lone) - 1} others)" if len(lone) > 1 else ""
+def _lone(
+    source: Mapping[str, Declared], destination: Mapping[str, Declared], missing: str
+) -> dict[str, tuple[str, ...]]:
+    """By side, the names that it alone declares; refused where that is not asked for, or nothing else is there."""
+    both = source.keys() & destination.keys()
+    lone = {
+        side: tuple(name for name in names if name not in both)
+        for side, names in zip(SIDES, (source, destination), strict=True)
+    }
+    told = " and ".join(
+        f"{quoted(names)} not on the {other} side"
+        for names, other in zip(lone.values(), reversed(SIDES), strict=True)
+        if names
+    )
+    if told and (missing == "error" or not both):
+        remedy = ", or pass missing='skip'" if both else ""
         raise LayoutError(
-            f"parameter {lone[0]!r}: expected it on both sides, got it not on the {side} side{others}; "
-            "declare it there, or pass missing='skip'"
+            f"expected every parameter on both sides, got {told}; declare it there, map names with names={remedy}"
         )
+    if not both:
+        raise LayoutError("expected parameters on both sides, got none at all; declare what each rank holds")
+    return lone
 
 
-def _transfer(name: str, source: Declared, destination: Declared, cast: bool) -> Transfer:
+def _transfer(name: str, source: Declared, destination: Declared) -> Transfer:
     if source.layout is None:
         raise LayoutError(
             f"parameter {name!r}: expected a layout on the source side, got none from rank "
@@ -100,11 +111,6 @@ def _transfer(name: str, source: Declared, destination: Declared, cast: bool) ->
     other = destination.dtype or source.dtype
     if dtype is None or other is None:
         raise LayoutError(f"parameter {name!r}: expected an array or a dtype on some rank, got neither")
-    if dtype != other and not cast:
-        raise LayoutError(
-            f"parameter {name!r}: expected one element type on both sides, got {dtype} at the source and {other} at "
-            "the destination; pass cast=True to cast in flight"
-        )
     wanted = destination.layout
     if wanted is None:
         wanted = Layout(source.layout.shape, Mesh(sorted(destination.ranks)), [Replicate()])

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from nccl_m2n.checks import made_by, several
 from nccl_m2n.dtypes import dtype_name, item_size
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.layout import Layout
+from nccl_m2n.transport.base import Transport
 
 
 @dataclass(frozen=True)
@@ -47,3 +50,24 @@ class Parameter:
                 f"parameter {self.name!r}: expected elements as large as {name}'s, got {view.dtype}"
             )
         return view if name == view.dtype else replace(view, dtype=name)
+
+
+Parameters: TypeAlias = Sequence[Parameter] | Mapping[int, Sequence[Parameter]]
+
+
+def parameters_of(given: Parameters, transport: Transport, rank: int, side: str) -> list[Parameter]:
+    """What a local rank was given to declare on one side.
+
+    Raises:
+        LayoutError: If it is no sequence of parameters, nor a mapping from the transport's ranks to these.
+    """
+    if isinstance(given, Mapping):
+        strange = [each for each in given if each not in range(transport.size)]
+        if strange:
+            raise LayoutError(
+                f"expected {side} parameters of ranks 0 to {transport.size - 1}, got some of {strange[0]!r}"
+            )
+    elif len(transport.local_ranks) > 1 and given:
+        raise LayoutError("expected a mapping from rank to parameters, for this process drives several ranks")
+    found = several(given.get(rank, ()) if isinstance(given, Mapping) else given, f"{side} parameters")
+    return [made_by(one, Parameter, f"{side} parameter") for one in found]

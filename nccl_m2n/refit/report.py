@@ -24,6 +24,7 @@ class Report:
     tensors: int
     resharded_bytes: int  # of the model, counted once: what went from shard to shard by Reshard
     other_bytes: int  # likewise: what went any other way
+    skipped: int = 0  # parameters that one side alone declares, and that did not move
 
     @property
     def nic_gbytes(self) -> float:
@@ -38,20 +39,24 @@ class Report:
 
     def __str__(self) -> str:
         return (
-            f"{self.tensors} tensors, {self.share:.1%} of their bytes by Reshard, in {self.seconds * 1e3:.1f} ms: "
+            f"{self.tensors} tensors{f' ({self.skipped} skipped)' if self.skipped else ''}, {self.share:.1%} of their "
+            f"bytes by Reshard, in {self.seconds * 1e3:.1f} ms: "
             f"network {bytes_text(self.network_bytes)} (least {bytes_text(self.network_bytes_bound)}), "
             f"NVLink {bytes_text(self.nvlink_bytes)}, local {bytes_text(self.local_bytes)}, "
             f"busiest NIC {self.nic_gbytes:.2f} GB/s"
         )
 
 
-def report_of(plans: Sequence[Plan], resharded: Iterable[Transfer], every: Iterable[Transfer]) -> Report:
+def report_of(
+    plans: Sequence[Plan], resharded: Iterable[Transfer], every: Iterable[Transfer], skipped: int
+) -> Report:
     """What one run of some plans moves, in no time yet.
 
     Args:
         plans: What is run, one after the other.
         resharded: The transfers that go from shard to shard by Reshard.
         every: All transfers.
+        skipped: How many parameters only one side declares.
     """
     traffic = [plan.traffic() for plan in plans]
     share = sum(map(wire_bytes, resharded))
@@ -65,6 +70,7 @@ def report_of(plans: Sequence[Plan], resharded: Iterable[Transfer], every: Itera
         sum(len(plan.transfers) for plan in plans),
         share,
         sum(map(wire_bytes, every)) - share,
+        skipped,
     )
 
 

@@ -4,39 +4,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from nccl_m2n.errors import LayoutError
-from nccl_m2n.execution.bound import DEFAULT_TIMEOUT, Bound
-from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.checks import limit_seconds, whole_number
+from nccl_m2n.dtypes import Cast
+from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
+from nccl_m2n.execution.given import SIDES
+from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
-from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES
-from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES, Broadcast
-from nccl_m2n.refit.deliver import Delivery, Load
-from nccl_m2n.refit.exchange import exchange_parameters
-from nccl_m2n.refit.match import match_sides
-from nccl_m2n.refit.parameter import Parameter
-from nccl_m2n.refit.report import Report, report_of
-from nccl_m2n.refit.verify import differing
-from nccl_m2n.transport.agree import attempt, raise_together
+from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
+from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
+from nccl_m2n.refit.deliver import Loader
+from nccl_m2n.refit.join import first_of, join_sides
+from nccl_m2n.refit.match import Matched
+from nccl_m2n.refit.names import Names, chosen
+from nccl_m2n.refit.options import RefitOptions
+from nccl_m2n.refit.parameter import Parameters
+from nccl_m2n.refit.report import Report
+from nccl_m2n.refit.subset import Subset
+from nccl_m2n.refit.verify import differing, sums_of_rank
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Stream, Table
 
-Declaration = Sequence[Parameter] | Mapping[int, Sequence[Parameter]]
+MAX_SUBSETS = 8  # prepared ones that are kept, beside everything
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """What moves some of the parameters."""
+class _Running:
+    """A run that has been started."""
 
-    bound: Bound  # those that go from shard to shard
-    broadcast: Broadcast | None  # those that go as full tensors
-    report: Report  # but for the time it takes
-
-    @property
-    def bounds(self) -> list[Bound]:
-        return [self.bound, *(self.broadcast.bounds if self.broadcast else ())]
+    subset: Subset
+    began: float  # on the clock of time.perf_counter
+    version: object
+    stream: Stream
 
 
 class Refit:
@@ -52,8 +56,12 @@ class Refit:
             several ranks, a mapping from rank to parameters.
         destination: Likewise, what is written.
         topology: NVLink domains; None asks the transport.
-        cast: Whether element types of the two sides may differ (float types; the narrower one crosses).
-        missing: ``"error"``, or ``"skip"`` for parameters that only one side declares.
+        cast: Whether element types of the two sides may differ; the narrower one crosses. True: float types, where
+            the destination's range holds the source's. Others, such as ``"float8_e4m3fn"``, have to be named besides,
+            for all parameters or in a mapping from pattern of names to type: values may leave their range.
+        missing: ``"error"``, or ``"skip"`` for parameters that only one side declares; `skipped` tells them.
+        names: What the source's names become: a mapping, a function, or pairs of an old and a new beginning, such
+            as ``[("model.", "language_model.model.")]``.
         load: Called as ``load(name, tensor)`` with the full tensor of each parameter that this rank declares
             without a layout, as `wait` goes on. The tensor is a view of a buffer that is used again: NumPy's in
             host memory, CuPy's on a device. A mapping from rank where the transport drives several.
@@ -84,49 +92,43 @@ class Refit:
     def __init__(
         self,
         transport: Transport,
-        source: Declaration = (),
-        destination: Declaration = (),
+        source: Parameters = (),
+        destination: Parameters = (),
         topology: Topology | None = None,
         *,
-        cast: bool = False,
+        cast: Cast = False,
         missing: str = "error",
-        load: Load | Mapping[int, Load] | None = None,
+        names: Names | None = None,
+        load: Loader | Mapping[int, Loader] | None = None,
         whole: Sequence[str] = (),
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         chunk_bytes: int | None = None,
         method: str = "reshard",
     ) -> None:
-        both = (source, destination)
-        sides = exchange_parameters(transport, lambda rank: [_of(side, transport, rank) for side in both])
-        self._matched = match_sides(*sides, cast=cast, missing=missing, whole=whole)
-        self.topology = Topology(transport.discover_domains()) if topology is None else topology
+        def options() -> RefitOptions:
+            made = PlanOptions(method, chunk_bytes, staging_bytes)
+            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made)
+
         self._transport = transport
-        self._options = {"staging_bytes": staging_bytes, "chunk_bytes": chunk_bytes, "method": method}
-        self._bucket_bytes = bucket_bytes
-        self._arrays = [_arrays(transport, side, self._matched.names) for side in both]
-        self._delivery = self._make_delivery(load)
-        self._prepared: dict[frozenset[str] | None, _Prepared] = {}
-        self._running: tuple[_Prepared, float, int | None, Any] | None = None
+        self._joined = join_sides(transport, (source, destination), options, names, load)
+        self._staging = Staging(transport)
+        self._subsets: OrderedDict[frozenset[str], Subset] = OrderedDict()  # the last used at the end
+        self._running: _Running | None = None
         self._version: int | None = None
         self._checked: Plan | None = None
         self.report: Report | None = None
-        self.prepare()
+        self._closed = False
+        self._all = Subset(transport, self._joined, self._matched.names, self._staging)
 
-    def _make_delivery(self, load: Load | Mapping[int, Load] | None) -> Delivery:
-        """Collective: all ranks hear of one that would get full tensors and has no loader."""
-        failures: dict[int, Exception] = {}
-        ranks = self._transport.local_ranks
+    @property
+    def _matched(self) -> Matched:
+        return self._joined.matched
 
-        def make() -> Delivery:
-            made = Delivery(self._transport, load, self._matched.laid_out, self._arrays[1])
-            made.require(self._matched.whole, ranks)
-            return made
-
-        made = attempt(make, failures, ranks[0])
-        if self._matched.whole or load is not None:
-            raise_together(self._transport, failures, {})
-        return made
+    @property
+    def topology(self) -> Topology:
+        """NVLink domains."""
+        return self._joined.topology
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
@@ -134,9 +136,14 @@ class Refit:
         return self._matched.sharded + self._matched.whole
 
     @property
+    def skipped(self) -> Mapping[str, tuple[str, ...]]:
+        """Names that one side alone declares and that do not move, by side: ``"source"`` and ``"destination"``."""
+        return self._matched.skipped
+
+    @property
     def plan(self) -> Plan:
         """The plan over all tensors that go from shard to shard."""
-        return self._prepared[None].bound.plan
+        return self._all.plan
 
     @property
     def version(self) -> int | None:
@@ -144,58 +151,66 @@ class Refit:
         return self._version
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Plan and bind the tensors called `only`, once; all if None. Collective.
+        """Plan and bind the tensors that `only` names, once. Collective.
+
+        The last few subsets are kept; they share one piece of staging.
+
+        Args:
+            only: Names and patterns of names; None: all, which construction has prepared.
 
         Raises:
-            LayoutError: If there is no such parameter.
+            LayoutError: On every rank, if one of them means no parameter.
+            DisagreementError: If the ranks name different ones.
         """
-        key = _key(only)
-        if key in self._prepared:
-            return
-        unknown = sorted((key or frozenset()) - self._matched.names)
-        if unknown:
-            raise LayoutError(f"expected names of parameters of this refit, got {', '.join(unknown[:4])}")
-        sharded, whole = (
-            [t for t in transfers if key is None or t.name in key]
-            for transfers in (self._matched.sharded, self._matched.whole)
-        )
-        names = {t.name for t in sharded}
-        arrays = [_by_name(self._transport, side, names) for side in self._arrays]
-        bound = plan(sharded, self.topology, **self._options).bind(self._transport, *arrays)
-        broadcast = self._broadcast(whole) if whole else None
-        plans = [bound.plan, *(broadcast.plans if broadcast else ())]
-        resharded = sharded if self._options["method"] == "reshard" else []
-        self._prepared[key] = _Prepared(bound, broadcast, report_of(plans, resharded, sharded + whole))
+        self._subset(only, "prepare")
 
-    def _broadcast(self, transfers: Sequence[Transfer]) -> Broadcast:
-        arrays = _by_name(self._transport, self._arrays[0], {t.name for t in transfers})
-        return Broadcast(
+    def _subset(self, only: Iterable[str] | None, purpose: str) -> Subset:
+        """The prepared subset; all ranks agree which, unless it is everything."""
+        self._require_open()
+        if only is None:
+            return self._all
+        names = self._agree_on(only, purpose)
+        if names == self._matched.names:
+            return self._all
+        if names not in self._subsets:
+            self._end_run()
+            while len(self._subsets) >= MAX_SUBSETS:
+                self._subsets.popitem(last=False)[1].end()
+            self._subsets[names] = Subset(self._transport, self._joined, names, self._staging)
+        self._subsets.move_to_end(names)
+        return self._subsets[names]
+
+    def _agree_on(self, only: Iterable[str], purpose: str) -> frozenset[str]:
+        """The names that all ranks mean. Collective."""
+        every = together(
             self._transport,
-            transfers,
-            arrays,
-            self._delivery,
-            self.topology,
-            self._bucket_bytes,
-            self._options,
+            f"refit: {purpose}",
+            lambda rank: chosen(only, self._matched.names),
+            facts=lambda made: {"only": sorted(first_of(made))},
         )
+        return first_of(every)
 
     def run(
-        self, *, only: Iterable[str] | None = None, version: int | None = None, stream: Any = None
+        self, *, only: Iterable[str] | None = None, version: int | None = None, stream: Stream = None
     ) -> None:
         """Start moving what the source holds now. Collective.
 
         Args:
-            only: Names of the parameters to move; all if None. The first run of a subset prepares it.
+            only: Names and patterns of names of the parameters to move; all if None. All ranks first agree on
+                them, and the first run of a subset prepares it.
             version: Stamp of this step; `version` shows it once every rank has everything that the run moves.
             stream: As for `Bound.run`.
         """
-        key = _key(only)
-        self.prepare(key)
-        if self._running is not None and self._running[0].broadcast is not None:
-            self.wait()  # its full tensors are still to come
+        subset = self._subset(only, "run")
+        if self._running is not None and (self._running.subset is not subset or subset.broadcast is not None):
+            self._end_run()  # its full tensors are still to come, or it is in the staging
         self._version = None  # torn from here on
-        self._running = (self._prepared[key], time.perf_counter(), version, stream)
-        self._prepared[key].bound.run(stream)
+        self._running = _Running(subset, time.perf_counter(), version, stream)
+        subset.bound.run(stream)
+
+    def _end_run(self) -> None:
+        if self._running is not None:
+            self.wait()
 
     def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Wait until the run is over. Full tensors move and are delivered now, after the others.
@@ -203,29 +218,51 @@ class Refit:
         Collective where there are full tensors or the run has a version: all ranks stamp it, or none.
 
         Args:
-            timeout: Limit in seconds; None waits for ever.
+            timeout: Limit of all that in seconds; None waits for ever.
 
         Raises:
             TransferTimeout: If the limit passes.
             M2nError: On every rank, if `load` failed on one.
+            DisagreementError: If the ranks give different versions; none is stamped.
         """
+        self._require_open()
+        limit = limit_seconds(timeout)
         if self._running is None:
             return
-        prepared, began, version, stream = self._running
-        deadline = None if timeout is None else time.monotonic() + timeout
-        prepared.bound.wait(timeout)
-        failures = {} if prepared.broadcast is None else prepared.broadcast.run(stream, deadline)
+        now = self._running
+        deadline = None if limit is None else time.monotonic() + limit
+        now.subset.bound.wait(limit)
+        broadcast = now.subset.broadcast
+        failures = {} if broadcast is None else broadcast.run(now.stream, deadline)
         self._running = None
-        if prepared.broadcast is not None or version is not None:
-            raise_together(self._transport, failures, {"the version": version})
+        version = None
+        if broadcast is not None or now.version is not None:
+            version = self._stamp(now.version, failures, deadline)
         self._version = version
-        self.report = replace(prepared.report, seconds=time.perf_counter() - began)
+        self.report = replace(now.subset.report, seconds=time.perf_counter() - now.began)
+
+    def _stamp(
+        self, version: object, failures: Mapping[int, Exception], deadline: float | None
+    ) -> int | None:
+        """The version, if all ranks have everything and give the same one. Collective."""
+
+        def complete(rank: int) -> int | None:
+            if rank in failures:
+                raise failures[rank]
+            return None if version is None else whole_number(version, "version")
+
+        every = together(
+            self._transport,
+            "refit: version",
+            complete,
+            facts=lambda made: {"the version": first_of(made)},
+            limit=None if deadline is None else max(0.0, deadline - time.monotonic()),
+        )
+        return first_of(every)
 
     def capture(self, only: Iterable[str] | None = None) -> None:
         """On GPUs, record the run in a CUDA graph: later runs are one launch. Full tensors stay outside. Collective."""
-        key = _key(only)
-        self.prepare(key)
-        self._prepared[key].bound.capture()
+        self._subset(only, "capture").bound.capture()
 
     def verify(self, only: Iterable[str] | None = None) -> list[str]:
         """Names of the tensors whose bytes differ at any destination rank, the same list on every rank.
@@ -234,64 +271,45 @@ class Refit:
         handed to `load` is not looked at: only the user knows where it is. Collective.
 
         Args:
-            only: Names of the parameters to look at; all if None.
+            only: Names and patterns of names of the parameters to look at; all if None.
         """
+        self._require_open()
         if self._checked is None:
             laid_out = self._matched.laid_out
-            self._checked = plan(self._matched.sharded + laid_out, self.topology) if laid_out else self.plan
-        names = self._matched.names if only is None else _key(only)
-        arrays = [_by_name(self._transport, side, self._matched.names) for side in self._arrays]
-        return differing(self._transport, self._checked, *arrays, names)
+            every = self._matched.sharded + laid_out
+            self._checked = plan(every, self.topology) if laid_out else self.plan
+        names = self._matched.names if only is None else self._agree_on(only, "verify")
+        made = self._checked
+
+        def sums(rank: int) -> dict[str, Table]:
+            arrays = {side: held[rank] for side, held in zip(SIDES, self._joined.arrays, strict=True)}
+            return sums_of_rank(made, rank, arrays, names)
+
+        return differing(self._transport, made, together(self._transport, "refit: verify", sums))
 
     def close(self) -> None:
-        """Release everything. May be called twice."""
+        """Release everything, and let go of the arrays. May be called twice; nothing else may be called then."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Refit:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        for prepared in self._prepared.values():
-            for bound in prepared.bounds:
-                bound.__exit__(kind, error, trace)
-        self._prepared = {}
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            for subset in (self._all, *self._subsets.values()):
+                subset.end(kind, error, trace)
+        finally:
+            self._joined = self._joined.without_arrays()
+            self._subsets.clear()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise TransportError("expected an open refit, got a closed one; make a new Refit of the arrays")
 
     def __repr__(self) -> str:
-        return f"<Refit of {len(self.transfers)} tensors over {self._transport!r}, version {self.version}>"
-
-
-def _key(only: Iterable[str] | None) -> frozenset[str] | None:
-    return None if only is None else frozenset([only] if isinstance(only, str) else only)
-
-
-def _of(declaration: Declaration, transport: Transport, rank: int) -> Sequence[Parameter]:
-    if isinstance(declaration, Mapping):
-        return declaration.get(rank, ())
-    if len(transport.local_ranks) > 1 and declaration:
-        raise LayoutError("expected a mapping from rank to parameters, for this process drives several ranks")
-    return declaration
-
-
-def _arrays(
-    transport: Transport, declaration: Declaration, names: frozenset[str]
-) -> dict[int, dict[str, ArrayView]]:
-    """One side's arrays by rank and name."""
-    arrays: dict[int, dict[str, ArrayView]] = {}
-    for rank in transport.local_ranks:
-        views = [(p.name, p.view()) for p in _of(declaration, transport, rank) if p.name in names]
-        arrays[rank] = {name: view for name, view in views if view is not None}
-    return arrays
-
-
-def _by_name(
-    transport: Transport, arrays: Mapping[int, Mapping[str, ArrayView]], names: Collection[str]
-) -> dict[str, Any]:
-    """Those with some names, as `Plan.bind` takes them."""
-    if len(transport.local_ranks) == 1:
-        return {name: view for name, view in arrays[transport.local_ranks[0]].items() if name in names}
-    found: dict[str, Any] = {}
-    for rank, views in arrays.items():
-        for name, view in views.items():
-            if name in names:
-                found.setdefault(name, {})[rank] = view
-    return found
+        skipped = f" ({self._matched.left_out} skipped)" if self._matched.left_out else ""
+        state = "closed" if self._closed else f"version {self.version}"
+        return f"<Refit of {len(self.transfers)} tensors{skipped} over {self._transport!r}, {state}>"

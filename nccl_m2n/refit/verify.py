@@ -4,59 +4,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.execution.bits import bits, checksum
-from nccl_m2n.execution.views import view_array
-from nccl_m2n.layout.layout import MAX_NDIM
+from nccl_m2n.execution.given import SIDES
+from nccl_m2n.execution.views import ArrayView
+from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rank_cells import CellsOfRank, cells_of_rank
-from nccl_m2n.transport.agree import attempt, raise_together
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Ints, Table
 
 SUM = np.dtype([("transfer", "i8"), ("cell", "i8"), ("sum", "u8")])
 
 
-def differing(
-    transport: Transport,
-    plan: Plan,
-    sources: Mapping[str, Any],
-    destinations: Mapping[str, Any],
-    names: Collection[str],
-) -> list[str]:
+def sums_of_rank(
+    plan: Plan, rank: int, arrays: Mapping[str, Mapping[str, ArrayView]], names: Collection[str]
+) -> dict[str, Table]:
+    """By side, the checksums of a rank's cells; of those with several holders, the lowest one sums.
+
+    Args:
+        plan: What was moved.
+        rank: A local rank.
+        arrays: Its arrays by side and name.
+        names: The tensors to look at.
+    """
+    return {side: _sums(plan, rank, side, arrays[side], names) for side in SIDES}
+
+
+def differing(transport: Transport, plan: Plan, sums: Mapping[int, Mapping[str, Table]]) -> list[str]:
     """Names of the tensors whose destination differs from the source at any rank. Collective.
 
     Args:
         transport: Joins the ranks.
         plan: What was moved.
-        sources: Arrays by name, as for `Plan.bind`.
-        destinations: Likewise.
-        names: The tensors to look at.
+        sums: For each local rank what `sums_of_rank` gives.
 
     Returns:
         The same list on every rank, in the plan's order.
     """
-    failures: dict[int, Exception] = {}
-    found = {
-        rank: [
-            attempt(partial(_sums, plan, transport, rank, side, arrays, names), failures, rank)
-            for side, arrays in (("source", sources), ("destination", destinations))
-        ]
-        for rank in transport.local_ranks
-    }
-    raise_together(transport, failures, {})
-    said = transport.exchange({rank: held.tobytes() for rank, (held, _) in found.items()})
+    said = transport.exchange(
+        {rank: own["source"].tobytes() for rank, own in sums.items()}, "refit: the checksums"
+    )
     held = np.concatenate([np.frombuffer(text, SUM) for text in said])
     held = held[np.lexsort((held["cell"], held["transfer"]))]
-    wrong = {rank: _wrong(held, needed).astype(np.int64).tobytes() for rank, (_, needed) in found.items()}
-    numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in transport.exchange(wrong)]))
+    wrong = {r: _wrong(held, own["destination"]).astype(np.int64).tobytes() for r, own in sums.items()}
+    said = transport.exchange(wrong, "refit: what differs")
+    numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in said]))
     return [plan.transfers[i].name for i in numbers.tolist()]
 
 
-def _wrong(held: np.ndarray, needed: np.ndarray) -> np.ndarray:
+def _wrong(held: Table, needed: Table) -> Ints:
     """Numbers of the transfers whose needed cells do not have the holders' sums."""
     keys = [table["transfer"] * (1 << 32) + table["cell"] for table in (held, needed)]
     if not len(held):
@@ -66,28 +65,18 @@ def _wrong(held: np.ndarray, needed: np.ndarray) -> np.ndarray:
     return np.unique(needed["transfer"][differs])
 
 
-def _sums(
-    plan: Plan,
-    transport: Transport,
-    rank: int,
-    side: str,
-    arrays: Mapping[str, Any],
-    names: Collection[str],
-) -> np.ndarray:
-    """The checksums of a rank's cells; of those with several holders, the lowest one sums."""
+def _sums(plan: Plan, rank: int, side: str, arrays: Mapping[str, ArrayView], names: Collection[str]) -> Table:
     cells = cells_of_rank(plan.bundles, rank, side, first_holder_only=side == "source")
     sums = np.zeros(len(cells.transfer), SUM)
     sums["transfer"], sums["cell"] = cells.transfer, cells.cell
-    several = len(transport.local_ranks) > 1
     order = np.argsort(cells.transfer, kind="stable")
     numbers, first = np.unique(cells.transfer[order], return_index=True)
     wanted = np.zeros(len(plan.transfers), bool)
     for number, rows in zip(numbers.tolist(), np.split(order, first)[1:], strict=True):
-        wanted[number] = plan.transfers[number].name in names
-        if not wanted[number]:
-            continue
-        array = arrays[plan.transfers[number].name]
-        _sum_tensor(plan, number, side, rank, array[rank] if several else array, cells, rows, sums)
+        name = plan.transfers[number].name
+        wanted[number] = name in names
+        if wanted[number]:
+            _sum_tensor(plan, number, side, rank, arrays[name], cells, rows, sums)
     return sums[wanted[sums["transfer"]]]
 
 
@@ -96,16 +85,16 @@ def _sum_tensor(
     number: int,
     side: str,
     rank: int,
-    array: Any,
+    view: ArrayView,
     cells: CellsOfRank,
-    rows: np.ndarray,
-    sums: np.ndarray,
+    rows: Ints,
+    sums: Table,
 ) -> None:
     transfer = plan.transfers[number]
     layout = transfer.source if side == "source" else transfer.destination
     # As the destination has them: what was cast on the way is cast here as well.
     types = (transfer.wire_dtype, transfer.destination_dtype)
-    whole = bits(view_array(array), layout.local_shape(rank), types if side == "source" else types[1:])
+    whole = bits(view, layout.local_shape(rank), types if side == "source" else types[1:])
     own = slice(MAX_NDIM - layout.ndim, None)  # the dimensions that the tensor has
     for row in rows.tolist():
         at, extent = cells.local["offset"][row][own], cells.local["extent"][row][own]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +16,15 @@ from nccl_m2n.errors import CommandError
 from nccl_m2n.layout import Box, Layout, Piece
 
 GATE_UP = ("gate_proj", "up_proj")
+_EXPERT = re.compile(r"\.experts\.(\d+)\.(.+)")
 # The ranks along ep that hold an expert, and its slots there.
 Owners = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def part_of(name: str) -> str:
+    """Which projection of its expert a parameter is, such as ``"gate_proj"``."""
+    match = _EXPERT.search(name)
+    return match[2].removesuffix(".weight") if match else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ def in_slots(layout: Layout, grid: npt.NDArray[np.int64], owners: Owners) -> Lay
     return Layout.from_pieces(layout.shape, pieces)
 
 
-class Stack:
+class StackedExperts:
     """A layer's stacked experts, of which the published tensors are slices.
 
     Args:

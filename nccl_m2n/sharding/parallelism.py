@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.checks import MAX_RANKS, choice, made_by, several, whole_number, whole_numbers
 from nccl_m2n.errors import CommandError
 
+MAX_LAYERS = 1 << 20
 ORDERS = ("megatron", "vllm")
 DENSE_AXES = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_AXES = ("pp", "edp", "efsdp", "ep", "etp")
@@ -62,13 +64,13 @@ class Parallelism:
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "ep", "etp", "cp", "dp", "fsdp"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise CommandError(f"{name}={value!r}: expected a whole number of 1 or more")
-        if self.order not in ORDERS:
-            raise CommandError(f"order={self.order!r}: expected one of {', '.join(ORDERS)}")
+            if value is not None or name not in ("etp", "dp"):
+                made = whole_number(value, name, least=1, most=MAX_RANKS, error=CommandError)
+                object.__setattr__(self, name, made)
+        choice(self.order, "order", ORDERS, error=CommandError)
         self._complete()
         if self.layers is not None:
-            made = tuple(n if isinstance(n, int) else tuple(n) for n in self.layers)
+            made = tuple(map(_stage, several(self.layers, "stages", error=CommandError)))
             object.__setattr__(self, "layers", made)
             if len(made) != self.pp:
                 raise CommandError(
@@ -103,6 +105,7 @@ class Parallelism:
         Raises:
             CommandError: For an option that is unknown, given twice, or has a value that cannot be.
         """
+        made_by(text, str, "parallel sizes", error=CommandError)
         known = [field.name for field in fields(cls)]
         options: dict[str, Any] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
@@ -126,6 +129,14 @@ class Parallelism:
         """Number of ranks of one pipeline stage."""
         return int(self.dp or 1) * self.fsdp * self.cp * self.tp
 
+    def _start(self, stage: int, start: int) -> tuple[int, int]:
+        """A stage and the side's first rank, checked."""
+        last = MAX_RANKS - self.size
+        return (
+            whole_number(stage, "stage", least=0, most=self.pp - 1, error=CommandError),
+            whole_number(start, "the first rank", least=0, most=last, error=CommandError),
+        )
+
     def dense(self, stage: int, start: int = 0) -> npt.NDArray[np.int64]:
         """Ranks of one stage on the grid of dense parameters, shape (dp, fsdp, cp, tp).
 
@@ -133,6 +144,7 @@ class Parallelism:
             stage: Pipeline stage.
             start: The side's first rank.
         """
+        stage, start = self._start(stage, start)
         dp, shape = int(self.dp or 1), (self.fsdp, self.cp, self.tp)
         if self.order == "megatron":
             grid = np.arange(self.size).reshape(self.pp, dp, *shape)[stage]
@@ -154,6 +166,7 @@ class Parallelism:
         Raises:
             CommandError: If there are fewer layers than stages, or `layers=` describes another model.
         """
+        whole_number(layers, "the number of layers", least=0, most=MAX_LAYERS, error=CommandError)
         if self.layers is None:
             return _consecutive(self._even(layers))
         if all(isinstance(n, int) for n in self.layers):
@@ -249,3 +262,10 @@ def _consecutive(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         stages.append(tuple(range(at, at + count)))
         at += count
     return tuple(stages)
+
+
+def _stage(layers: Any) -> int | tuple[int, ...]:
+    """How many layers a stage owns, or which."""
+    if isinstance(layers, Sequence):
+        return whole_numbers(layers, "the layers of a stage", least=0, error=CommandError)
+    return whole_number(layers, "the number of layers of a stage", least=0, error=CommandError)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccl_m2n.errors import CommandError
+from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.refit.parameter import Parameter
-from nccl_m2n.sharding.placer import Placer
+from nccl_m2n.sharding.model_layouts import ModelLayouts
 
 
 def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
@@ -21,20 +22,20 @@ def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
     return -(-vocab // unit) * unit
 
 
-class Declaration:
+class RankViews:
     """Collects one rank's parameters.
 
     Args:
-        placer: Makes the layouts.
+        side: Makes the layouts.
         rank: The rank that declares.
         skip: Patterns of names that this side leaves out.
         zero_padding: Set the padding rows of vocabularies to zero now; else they are left alone.
     """
 
     def __init__(
-        self, placer: Placer, rank: int, skip: Sequence[str] = (), zero_padding: bool = False
+        self, side: ModelLayouts, rank: int, skip: Sequence[str] = (), zero_padding: bool = False
     ) -> None:
-        self.placer = placer
+        self.side = side
         self.rank = rank
         self._skip = tuple(skip)
         self._zero_padding = zero_padding
@@ -42,7 +43,7 @@ class Declaration:
 
     def knows(self, name: str) -> bool:
         """Whether the model has the parameter."""
-        return name in self.placer.manifest
+        return name in self.side.manifest
 
     def local(self, name: str) -> tuple[int, ...]:
         """The shape that this rank's part must have.
@@ -51,8 +52,8 @@ class Declaration:
             CommandError: If the model has no such parameter, or none of it is this rank's.
         """
         if not self.knows(name):
-            raise CommandError(f"the model {self.placer.manifest!r} has no parameter {name}")
-        layout = self.placer.layout(name)
+            raise CommandError(f"the model {self.side.manifest!r} has no parameter {name}")
+        layout = self.side.layout(name)
         if self.rank not in layout.ranks:
             raise CommandError(f"rank {self.rank} has storage for {name}, which is on other ranks: {layout}")
         return layout.local_shape(self.rank)
@@ -62,13 +63,13 @@ class Declaration:
         if self._left_out(name):
             return
         expected = self.local(name)
-        if not splits(tuple(array.shape), expected):
+        if factor_shape(tuple(array.shape), expected) is None:
             raise CommandError(
                 f"{stored} on rank {self.rank}: expected {expected} for {name} of shape "
-                f"{self.placer.manifest[name].shape}, got {tuple(array.shape)}; is it stored as its "
-                f"framework builds it, for the parallel sizes {self.placer.parallelism}?"
+                f"{self.side.manifest[name].shape}, got {tuple(array.shape)}; is it stored as its "
+                f"framework builds it, for the parallel sizes {self.side.parallelism}?"
             )
-        self._made[name] = Parameter(name, self.placer.layout(name), array)
+        self._made[name] = Parameter(name, self.side.layout(name), array)
 
     def add_stack(self, names: Sequence[str], array: Any, stored: str, dim: int = 0) -> None:
         """Declare parts that lie end to end along one dimension of the fused array."""
@@ -86,10 +87,10 @@ class Declaration:
     def add_vocabulary(self, names: Iterable[str], array: Any, stored: str) -> None:
         """Declare the rows that the model has of a vocabulary that may be padded."""
         for name in names:
-            if self.rank not in self.placer.layout(name).ranks:
+            if self.rank not in self.side.layout(name).ranks:
                 continue  # a copy that another parameter is made of
             rows = self.local(name)[0]
-            share = (self.placer.padded_vocab or 0) // self.placer.parallelism.tp or rows
+            share = (self.side.padded_vocab or 0) // self.side.parallelism.tp or rows
             if array.shape[0] != share:
                 raise CommandError(
                     f"{stored} on rank {self.rank}: expected {share} rows, got shape {tuple(array.shape)}; "
@@ -101,10 +102,10 @@ class Declaration:
 
     def slots(self, name: str) -> tuple[int, ...]:
         """The slots of this rank that hold the expert whose parameter this is."""
-        home, expert = self.placer.home, self.placer.expert(name)
+        home, expert = self.side.home, self.side.expert(name)
         assert home is not None
         assert expert is not None
-        return dict(home.owners[expert])[self.placer.expert_rank(self.rank)]
+        return dict(home.owners[expert])[self.side.expert_rank(self.rank)]
 
     def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
         """Declare an expert's parts of arrays stacked by slot: shape (slots, rows of all parts, columns).
@@ -136,11 +137,11 @@ class Declaration:
         """
         made: list[Parameter] = []
         missing: list[str] = []
-        for name in self.placer.manifest:
+        for name in self.side.manifest:
             if name in self._made:
                 made.append(self._made[name])
             elif not self._left_out(name):
-                layout = self.placer.layout(name)
+                layout = self.side.layout(name)
                 if layout.pieces(self.rank) and any(p.box.size for p in layout.pieces(self.rank)):
                     missing.append(name)
                 elif whole_side:
@@ -155,24 +156,3 @@ class Declaration:
 
     def _left_out(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
-
-
-def splits(shape: tuple[int, ...], local: tuple[int, ...]) -> bool:
-    """Whether `shape` is `local`, or `local` with dimensions split in row-major order.
-
-    Example:
-        >>> splits((4, 6, 5), (24, 5)), splits((24, 5), (24, 5)), splits((5, 24), (24, 5))
-        (True, True, False)
-    """
-    at = 0
-    for extent in local:
-        have = 1
-        if extent in (0, 1) and at < len(shape) and shape[at] == extent:
-            at += 1
-            continue
-        while at < len(shape) and have != extent:
-            have *= shape[at]
-            at += 1
-        if have != extent:
-            return False
-    return at == len(shape)

@@ -10,10 +10,10 @@ from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.experts import GATE_UP
+from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
-from nccl_m2n.sharding.placer import Placer
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import Declaration
+from nccl_m2n.storage.declare import RankViews
 
 
 def fsdp(
@@ -46,8 +46,8 @@ def fsdp(
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
-    placer = Placer(manifest, parallelism, rules, start_rank, stacked_dim=stacked_dim)
-    declared = Declaration(placer, rank, skip)
+    side = ModelLayouts(manifest, parallelism, rules, start_rank, stacked_dim=stacked_dim)
+    declared = RankViews(side, rank, skip)
     for stored, array in arrays.items():
         if declared.knows(stored):
             declared.add(stored, array, stored)
@@ -58,11 +58,11 @@ def fsdp(
     return declared.finish(whole_side)
 
 
-def _stacked(declared: Declaration, stored: str, array: Any) -> None:
+def _stacked(declared: RankViews, stored: str, array: Any) -> None:
     at, _, kind = stored.rpartition(".")
     suffix = "" if declared.knows(f"{at}.0.{kind}") else ".weight"
     parts = GATE_UP if suffix and kind == "gate_up_proj" else (kind,)
-    stack = declared.placer.stack(f"{at}.0.{parts[0]}{suffix}")
+    stack = declared.side.stack(f"{at}.0.{parts[0]}{suffix}")
     expected = stack.layout.local_shape(declared.rank)
     if tuple(array.shape) != expected:
         raise CommandError(f"{stored} on rank {declared.rank}: expected {expected}, got {tuple(array.shape)}")

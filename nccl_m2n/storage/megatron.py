@@ -10,10 +10,11 @@ from typing import Any
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
 from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.sharding.families import rules_for
+from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
-from nccl_m2n.sharding.placer import Placer
-from nccl_m2n.sharding.rules import Rule, rules_for
-from nccl_m2n.storage.declare import Declaration
+from nccl_m2n.sharding.rules import Rule
+from nccl_m2n.storage.declare import RankViews
 
 # Where Megatron divides otherwise than the shipped rules say.
 RULES = (Rule("*.eh_proj.weight", tp=0),)
@@ -104,8 +105,8 @@ def megatron(
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
     rules = (*RULES, *rules_for(manifest)) if rules is None else rules
-    placer = Placer(manifest, parallelism, rules, start_rank, padded_vocab)
-    reader = _Reader(Declaration(placer, rank, skip, zero_padding), layers)
+    side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab)
+    reader = _Reader(RankViews(side, rank, skip, zero_padding), layers)
     for stored, array in arrays.items():
         reader.read(stored, array)
     return reader.declared.finish(whole_side)
@@ -132,10 +133,10 @@ def split_qkv(array: Any, groups: int, queries: int, head_dim: int) -> tuple[Any
 class _Reader:
     """Knows where each of a rank's arrays belongs."""
 
-    def __init__(self, declared: Declaration, layers: Sequence[int] | None) -> None:
+    def __init__(self, declared: RankViews, layers: Sequence[int] | None) -> None:
         self.declared = declared
-        self.placer = declared.placer
-        self.layers = self.placer.stage_layers(declared.rank) if layers is None else tuple(layers)
+        self.side = declared.side
+        self.layers = self.side.stage_layers(declared.rank) if layers is None else tuple(layers)
 
     def read(self, stored: str, array: Any) -> None:
         """Declare what one array holds."""
@@ -155,14 +156,14 @@ class _Reader:
 
     def _number(self, part: str, local: int, stored: str) -> int:
         if part == "mtp":
-            return self.placer.layer_count + local
+            return self.side.layer_count + local
         if local >= len(self.layers):
             raise CommandError(f"{stored}: this rank's stage has {len(self.layers)} layers: {self.layers}")
         return self.layers[local]
 
     def _vocabulary(self, main: str, in_layer: str, array: Any, stored: str) -> None:
         """The vocabulary itself, and the prediction layers' copies of it."""
-        copies = [f"model.layers.{n}{in_layer}" for n in self.placer.prediction_layers]
+        copies = [f"model.layers.{n}{in_layer}" for n in self.side.prediction_layers]
         self.declared.add_vocabulary([n for n in (main, *copies) if self.declared.knows(n)], array, stored)
 
     def _in_layer(self, layer: int, tail: str, array: Any, stored: str) -> None:
@@ -183,21 +184,15 @@ class _Reader:
             raise CommandError(f"{stored} is no array of Megatron-Core's that has a published name here")
 
     def _qkv(self, at: str, kind: str, array: Any, stored: str) -> None:
-        config = self.placer.config
+        config = self.side.config
         names = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
-        try:
-            heads = int(config["num_attention_heads"])
-        except KeyError:
-            raise CommandError(
-                f"{stored}: the model's configuration is needed for num_attention_heads"
-            ) from None
-        groups = int(config.get("num_key_value_heads") or heads)
-        tp = self.placer.parallelism.tp
+        heads, groups = config.size("num_attention_heads"), config.size("num_key_value_heads")
+        tp = self.side.parallelism.tp
         if groups % tp:
             raise CommandError(
                 f"{stored}: {groups} query groups cannot be divided among {tp} tensor-parallel ranks"
             )
-        head_dim = self.placer.manifest[names[1]].shape[0] // groups
+        head_dim = self.side.manifest[names[1]].shape[0] // groups
         rows = groups // tp * (heads // groups + 2) * head_dim
         if array.shape[0] != rows:
             raise CommandError(
@@ -208,8 +203,8 @@ class _Reader:
             self.declared.add(name, view, stored)
 
     def _expert(self, at: str, which: str, kind: str, local: int, array: Any, stored: str) -> None:
-        home = self.placer.home
-        own = () if home is None else home.slots[self.placer.expert_rank(self.declared.rank)]
+        home = self.side.home
+        own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]
         if local >= len(own):
             raise CommandError(f"{stored}: rank {self.declared.rank} owns {len(own)} experts")
         expert = f"{at}mlp.experts.{own[local]}."
@@ -230,8 +225,8 @@ class _Reader:
 
     def _experts(self, at: str, which: str, array: Any, stored: str) -> None:
         """All of a rank's experts in one array, each one's matrix transposed."""
-        home = self.placer.home
-        own = () if home is None else home.slots[self.placer.expert_rank(self.declared.rank)]
+        home = self.side.home
+        own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]
         hidden = int(array.shape[0 if which == "1" else 1])
         stack = array.reshape((len(own), hidden, -1) if which == "1" else (len(own), -1, hidden))
         for local in range(len(own)):

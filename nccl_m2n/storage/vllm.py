@@ -10,10 +10,10 @@ from typing import Any
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
 from nccl_m2n.refit.parameter import Parameter
+from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
-from nccl_m2n.sharding.placer import Placer
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import Declaration, padded_rows
+from nccl_m2n.storage.declare import RankViews, padded_rows
 
 # The fused module -> the published modules that lie end to end in it.
 _FUSED = {
@@ -65,14 +65,14 @@ def vllm(
     if padded_vocab is None:
         rows = [i.shape[0] for n, i in manifest.items() if n.endswith(_VOCABULARY)]
         padded_vocab = padded_rows(max(rows)) if rows else None
-    placer = Placer(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
-    declared = Declaration(placer, rank, skip, zero_padding)
+    side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
+    declared = RankViews(side, rank, skip, zero_padding)
     for stored, array in arrays.items():
         _read(declared, stored, array)
     return declared.finish(whole_side)
 
 
-def _read(declared: Declaration, stored: str, array: Any) -> None:
+def _read(declared: RankViews, stored: str, array: Any) -> None:
     at, _, kind = stored.rpartition(".")
     at, _, module = at.rpartition(".")
     experts = _EXPERTS.fullmatch(stored)
@@ -87,20 +87,20 @@ def _read(declared: Declaration, stored: str, array: Any) -> None:
         _experts(declared, experts[1], experts[2], experts[3], array, stored)
     else:
         raise CommandError(
-            f"{stored} is neither a parameter of {declared.placer.manifest!r} nor one that fuses some"
+            f"{stored} is neither a parameter of {declared.side.manifest!r} nor one that fuses some"
         )
 
 
-def _experts(declared: Declaration, at: str, which: str, kind: str, array: Any, stored: str) -> None:
+def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, stored: str) -> None:
     if declared.knows(f"{at}.gate_up_proj"):  # the published checkpoint stacks the experts too
         name = f"{at}.{'gate_up_proj' if which == 'w13' else 'down_proj'}"
         weight = kind == "weight"
         declared.add(name if weight else f"{name}_{kind}", array.swapaxes(1, 2) if weight else array, stored)
         return
-    home = declared.placer.home
+    home = declared.side.home
     if home is None:
-        raise CommandError(f"{stored} holds experts, but {declared.placer.manifest!r} has none")
-    own = home.slots[declared.placer.expert_rank(declared.rank)]
+        raise CommandError(f"{stored} holds experts, but {declared.side.manifest!r} has none")
+    own = home.slots[declared.side.expert_rank(declared.rank)]
     if array.shape[0] != len(own):
         raise CommandError(
             f"{stored} on rank {declared.rank}: expected {len(own)} slots for the experts "

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_RANKS, whole_number
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
 
@@ -28,10 +29,8 @@ class LocalTransport(Transport):
     memory = "host"
 
     def __init__(self, ranks: int) -> None:
-        if ranks < 1:
-            raise TransportError(f"expected at least one rank, got {ranks}")
-        self.size = ranks
-        self.local_ranks = tuple(range(ranks))
+        self.size = whole_number(ranks, "the number of ranks", least=1, most=MAX_RANKS, error=TransportError)
+        self.local_ranks = tuple(range(self.size))
 
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         return [messages[rank] for rank in self.local_ranks]

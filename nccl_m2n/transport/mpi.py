@@ -64,11 +64,11 @@ class MpiTransport(Transport):
             raise TransportError(
                 f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
             ) from None
-        if not isinstance(comm, MPI.Intracomm):
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise TransportError(
                 f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD"
             )
-        self._mpi, self.timeout = MPI, limit_seconds(timeout, endless=False) or 0.0
+        self._mpi, self.timeout = MPI, limit_seconds(timeout, endless=False)
         with self._wrapped("duplicating the communicator"):
             self.size, self.local_ranks = comm.Get_size(), (comm.Get_rank(),)
             self._comm = self._duplicate(comm)

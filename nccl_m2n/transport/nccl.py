@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.transport.base import DeviceBuffer, Message, Transport
 from nccl_m2n.transport.deadline import poll, run_within
@@ -44,7 +45,7 @@ class NcclTransport(Transport):
     def __init__(
         self, communicator: Any, *, exchange: Exchange | None = None, timeout: float = 120.0
     ) -> None:
-        address = address_of(communicator)
+        address, timeout = address_of(communicator), limit_seconds(timeout, endless=False)
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import NoReturn
 
-from nccl_m2n.checks import MAX_RANKS, limit_seconds, whole_number
+from nccl_m2n.checks import MAX_RANKS, limit_seconds, plain_text, whole_number
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.gathering import STRANGERS, Gathering, Link, addresses_of, is_loopback, open_listener
@@ -64,7 +64,7 @@ class Rendezvous(Ranks):
         token: str = "",
         secret: str = "",
     ) -> None:
-        _check(rank, size, port, timeout)
+        _check(rank, size, address, port, timeout)
         self.rank, self.size, self.timeout, self.local_ranks = rank, size, timeout, (rank,)
         self._key = job_key(secret, "rendezvous", token, port, size)
         self._links: dict[int, Link] = {}
@@ -244,12 +244,23 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:")
 
 
-def _check(rank: int, size: int, port: int, timeout: float) -> None:
+def protection(environment: Mapping[str, str]) -> str:
+    """What keeps strangers out of the rendezvous of a job that was started with these variables."""
+    if environment.get(SECRET):
+        return f"{SECRET} keeps strangers out"
+    run = run_id(environment)
+    if run.split()[:1] in ([], ["none"]):  # what torchrun says where it was told nothing
+        return f"nothing but the network keeps strangers out: set {SECRET}"
+    return f"the run id keeps strangers out who cannot guess it; {SECRET} keeps out all"
+
+
+def _check(rank: int, size: int, address: str, port: int, timeout: float) -> None:
     whole_number(size, "number of ranks", least=1, most=MAX_RANKS, error=TransportError)
     whole_number(rank, "rank", least=0, most=size - 1, error=TransportError)
     whole_number(
         port, "port", least=1, most=LARGEST_PORT - 1, error=TransportError, hint="the ports after it are used"
     )
+    plain_text(address, "address of rank 0's host", error=TransportError)
     limit_seconds(timeout, endless=False)
 
 

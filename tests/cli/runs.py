@@ -26,7 +26,7 @@ TINY_BERT = {
     "hidden_size": 12,
     "intermediate_size": 26,
     "num_hidden_layers": 3,
-    "num_attention_heads": 4,
+    "num_attention_heads": 12,
     "max_position_embeddings": 17,
     "type_vocab_size": 2,
     "torch_dtype": "float32",

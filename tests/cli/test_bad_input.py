@@ -80,8 +80,8 @@ def test_too_little_memory(monkeypatch, capsys) -> None:
     [
         (["--source", "tp=2", "--destination", "tp=4"], "6 in all; there are 4: start mpiexec -n 6"),
         (
-            ["--source", "tp=8", "--destination", "tp=4", "--overlap"],
-            "8 in all; there are 4: start mpiexec -n 8",
+            ["--source", "tp=12", "--destination", "tp=4", "--overlap"],
+            "12 in all; there are 4: start mpiexec -n 12",
         ),
         (["--source", "tp=2", "--destination", "tp=2", "--frob"], "unrecognized arguments: --frob"),
         (["--source", "tp=2", "--destination", "tp=2", "--transport", "local"], "there are 4 processes"),
@@ -108,7 +108,7 @@ ONE_RANK_FAILS = """if True:
     from nccl_m2n.cli import main, refit
     from nccl_m2n.transport.meeting import Place
     if Place.of(os.environ).rank == 2:
-        refit.wrong_bytes = lambda *arguments: 1 // 0
+        refit.count_wrong = lambda *arguments: 1 // 0
     sys.exit(main())
 """
 

@@ -59,7 +59,7 @@ def test_sides_that_share_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_goes_wrong_is_counted(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Careless(peers.Bound):
+    class Careless(peers.BoundPlan):
         def __init__(self, setting: Any) -> None:
             super().__init__(setting)
             self.spoilt = setting.arrays[1]["t0"][5]

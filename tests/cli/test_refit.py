@@ -10,7 +10,7 @@ import pytest
 
 from nccl_m2n.cli import main
 from nccl_m2n.execution.bound import Bound
-from tests.cli.runs import bert, safetensors, succeed
+from tests.cli.runs import TINY_BERT, bert, safetensors, succeed
 
 
 def sizes(source: str, destination: str) -> list[str]:
@@ -110,6 +110,7 @@ def test_a_checkpoint_in_several_files(tmp_path: Path, capsys: pytest.CaptureFix
     for file, part in parts.items():
         (tmp_path / file).write_bytes(safetensors(part))
     where = {name: file for file, part in parts.items() for name in part}
+    (tmp_path / "config.json").write_text(json.dumps(TINY_BERT))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     assert main(["refit", "--model", str(tmp_path), *sizes("tp=2", "tp=3")]) == 0
     assert "model.safetensors.index.json" in capsys.readouterr().out

@@ -102,6 +102,69 @@ def test_arrays_live_as_long_as_the_binding() -> None:
     assert arrived(destinations)
 
 
+ROW = Layout((4,), Mesh([0]), [Replicate()])
+FORMS = {
+    "by name": lambda array: {"w": array},
+    "by name and rank": lambda array: {"w": {0: array}},
+    "by rank and name": lambda array: {0: {"w": array}},
+    "by a NumPy rank": lambda array: {np.int64(0): {"w": array}},
+}
+
+
+@pytest.mark.parametrize("source", FORMS)
+@pytest.mark.parametrize("destination", FORMS)
+def test_arrays_by_name_and_by_rank(source: str, destination: str) -> None:
+    """On one rank as on several, in whichever order."""
+    arrays = [np.arange(4), np.zeros(4, int)]
+    given_ = [FORMS[form](array) for form, array in zip((source, destination), arrays, strict=True)]
+    with plan(Transfer(ROW, ROW, "int64", "w")).bind(LocalTransport(1), *given_) as bound:
+        bound.run()
+    assert arrays[1].tolist() == [0, 1, 2, 3]
+
+
+def test_several_ranks_by_rank_and_name() -> None:
+    sources, destinations = bound_arrays()
+    turned = [{r: {"w": a} for r, a in side["w"].items()} for side in (sources, destinations)]
+    with PLAN.bind(LocalTransport(3), *turned) as bound:
+        bound.run()
+    assert arrived(destinations)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (None, "expected source arrays as a mapping from tensor's name to array, got NoneType"),
+        ([VALUES], "expected source arrays as a mapping from tensor's name to array, got list"),
+        (
+            {"w": {0: VALUES[:3], 7: VALUES}},
+            r"tensor 'w', source arrays: expected those of .*0, 1, 2, got one of 7",
+        ),
+        ({"w": {0: VALUES[:3], -1: VALUES}}, r"expected those of .*, got one of -1; leave it out here"),
+        ({"w": {"0": VALUES[:3]}}, r"expected those of .*, got one of '0'"),
+        ({0: {"w": VALUES[:3]}, 3: {"w": VALUES[:3]}}, r"source arrays: expected those of .*, got one of 3"),
+        (
+            {0: VALUES[:3], 1: VALUES[3:]},
+            "rank 0: expected a mapping from tensor's name to array, got ndarray",
+        ),
+        (
+            {0: {"w": VALUES[:3]}, "w": {1: VALUES[3:]}},
+            "tensor 0, source arrays: expected those of the ranks that this process drives",
+        ),
+    ],
+)
+def test_arrays_that_are_none(arrays: object, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        PLAN.bind(LocalTransport(3), arrays, bound_arrays()[1])
+
+
+@pytest.mark.parametrize("transport", [None, 3, "local", object()])
+def test_no_transport(transport: object) -> None:
+    with pytest.raises(
+        TransportError, match=r"expected a transport to bind to, got \w+; make a LocalTransport"
+    ):
+        PLAN.bind(transport, *bound_arrays())
+
+
 def test_several_ranks_want_mappings() -> None:
     _, destinations = bound_arrays()
     with pytest.raises(
@@ -201,7 +264,9 @@ def test_a_local_transport() -> None:
         two[...] = 0
         transport.prepare([Message(0, 1, True, one), Message(1, 0, False, two)]).start()
         assert two.tolist() == [3, 3, 3]
-    with pytest.raises(TransportError, match="expected at least one rank, got 0"):
+    with pytest.raises(
+        TransportError, match="expected a whole number from 1 to .* as the number of ranks, got 0"
+    ):
         LocalTransport(0)
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_m2n import Layout, LocalTransport, Mesh, Replicate, Shard, Transfer, plan
-from nccl_m2n.execution.factored import _boxes, _places, factor_shape
+from nccl_m2n.execution.factored import _boxes, _places
+from nccl_m2n.layout.fit import factor_shape
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

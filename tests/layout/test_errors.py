@@ -68,12 +68,12 @@ def test_a_rank_elsewhere() -> None:
         ([StridedShard(5, 2), Shard(0)], r"StridedShard\(5, split_factor=2\).*rank 2, got 5"),
         ([0, Replicate()], r"expected a placement, got 0; write Shard\(0\) or Replicate\(\)"),
         ([True, Replicate()], r"expected a placement, got True"),
-        ([None, Replicate()], r"expected Shard, StridedShard or Replicate, got None of type NoneType"),
-        (["R", Replicate()], r"expected Shard, StridedShard or Replicate, got 'R' of type str"),
+        ([None, Replicate()], r"expected Replicate, Shard or StridedShard, got None of type NoneType"),
+        (["R", Replicate()], r"expected Replicate, Shard or StridedShard, got 'R' of type str"),
         (
             [Shard(0, segments=(4, 3)), Replicate()],
-            r"segments of Shard\(0, segments=\(4, 3\)\) to add up to the extent 8 of dimension 0 "
-            r"in shape \(8, 4\), got 7; list the length of every segment",
+            r"segments of Shard\(0, segments=\(4, 3\)\) to add up to the extent 8 of dimension 0, "
+            r"got 7; list the length of every segment",
         ),
         (
             [Replicate(), Shard(0, segments=(Segment(8, parts=2),))],

@@ -101,7 +101,7 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
         ),
         (
             lambda: plan(T, method="fast"),
-            r"expected a method out of reshard, direct, gather_broadcast, got 'fast'",
+            r"expected one of reshard, direct, gather_broadcast as method, got 'fast'",
         ),
         (lambda: plan(T, chunk_bytes=0), r"expected a whole number of 1 or more as chunk_bytes, got 0"),
         (lambda: plan(T, staging_bytes=-1), r"expected a whole number of 1 or more as staging_bytes, got -1"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,132 @@ def different(transport: MpiTransport) -> list[str]:
     return wrong
 
 
+def simple(transport: MpiTransport, **options: Any) -> Refit:
+    """Two tensors from ranks 0-3 to ranks 4-7."""
+    rows = [Layout((8, 3), Mesh.arange((4,), start=at), [Shard(0)]) for at in (0, 4)]
+    names, side = options.pop("mine", ("a", "b")), int(transport.rank >= 4)
+    mine = [Parameter(name, rows[side], np.full((2, 3), transport.rank, float)) for name in names]
+    return Refit(transport, *([], mine) if side else (mine, []), **options)
+
+
+def raised(
+    transport: MpiTransport, said: str, call: Callable[[], Any], kind: type[M2nError] = M2nError
+) -> list[str]:
+    """What is wrong about the error that a call raises: all ranks must raise the same one, in time."""
+    began = time.monotonic()
+    try:
+        call()
+    except kind as error:
+        texts = set(transport.exchange({transport.rank: f"{type(error).__name__}: {error}".encode()}))
+        late = [f"after {time.monotonic() - began:.1f} s"] if time.monotonic() - began > 5 else []
+        same = [] if len(texts) == 1 else [f"other words: {sorted(texts)}"]
+        return late + same + ([] if said in str(error) else [f"rank {transport.rank}: {error!r}"])
+    transport.exchange({transport.rank: b"nothing"})
+    return [f"rank {transport.rank}: nothing was raised"]
+
+
+def usable(transport: MpiTransport, refit: Refit | None = None) -> list[str]:
+    """The transport can still be used."""
+    with refit or simple(transport) as made:
+        made.run(version=7)
+        made.wait(timeout=20)
+        return [] if made.version == 7 and made.verify() == [] else [f"rank {transport.rank}: {made!r}"]
+
+
+# What one rank, rank 2, is given otherwise than all others, and what all ranks then say.
+OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
+    "whole=5": ({"whole": 5}, "rank 2: expected a sequence of patterns as whole, got 5"),
+    "whole='*'": ({"whole": "*"}, "rank 2: expected a sequence of patterns as whole, got '*'"),
+    "topology=5": ({"topology": 5}, "rank 2: expected a Topology as topology, got 5"),
+    "missing='x'": ({"missing": "x"}, "rank 2: expected a choice for missing out of error, skip, got 'x'"),
+    "method='x'": ({"method": "x"}, "rank 2: expected a method out of reshard"),
+    "staging_bytes=-1": ({"staging_bytes": -1}, "rank 2: expected a whole number"),
+    "chunk_bytes=nan": ({"chunk_bytes": float("nan")}, "rank 2: expected a whole number"),
+    "bucket_bytes=-5": ({"bucket_bytes": -5}, "rank 2: expected a whole number"),
+    "cast='yes'": ({"cast": "yes"}, "rank 2: expected an element type"),
+    "names=5": ({"names": 5}, "rank 2: expected names to be a mapping"),
+    "load=5": ({"load": 5}, "rank 2: expected load to be a function"),
+    "names that raise": ({"names": {}.__getitem__}, "rank 2: KeyError: 'a'"),
+    "no name": ({"mine": ()}, "'a', source side: expected every rank of"),
+    "another name": ({"mine": ("a", "b", "c")}, "'c', source side: expected every rank of"),
+    "a name twice": ({"mine": ("a", "a")}, "rank 2: expected one parameter of each name, got 'a' twice"),
+    "another topology": ({"topology": Topology.single(range(8))}, "got for topology: rank 0-1, 3-7: nothing"),
+    "another cast": ({"cast": True}, "got for cast: "),
+    "another missing": ({"missing": "skip"}, "got for missing: rank 0-1, 3-7: error; rank 2: skip"),
+    "another whole": ({"whole": ["a"]}, "got for whole"),
+    "another bucket": ({"bucket_bytes": 4096}, "got for bucket_bytes"),
+    "another method": ({"method": "direct"}, "got for method: rank 0-1, 3-7: reshard; rank 2: direct"),
+    "another staging": ({"staging_bytes": 1 << 20}, "got for staging_bytes"),
+    "another chunk": ({"chunk_bytes": 1 << 20}, "got for chunk_bytes"),
+}
+
+
+def otherwise(transport: MpiTransport, options: dict[str, Any], said: str) -> list[str]:
+    """One rank constructs otherwise: all raise the same, and the transport is as it was."""
+    mine = options if transport.rank == 2 else {}
+    return raised(transport, said, lambda: simple(transport, **mine)) + usable(transport)
+
+
+def subsets(transport: MpiTransport) -> list[str]:
+    """One rank means another subset, or none that there is: all raise the same, and go on."""
+    odd, wrong = transport.rank == 5, []
+    with simple(transport) as refit:
+        for method in ("prepare", "run", "capture", "verify"):
+            for only, said in (
+                (["nothing"], "rank 5: expected names of parameters of this refit"),
+                ([], "rank 5: expected names of parameters of this refit"),
+                (5, "rank 5: expected only to be names"),
+                (["b"], "rank 5: "),
+                (["a", "b"], "rank 5: "),
+            ):
+                call = getattr(refit, method)
+                wrong += raised(
+                    transport, said, lambda call=call, only=only: call(only=only if odd else ["a"])
+                )
+        refit.run(only="a", version=3)
+        refit.wait(timeout=20)
+        wrong += [] if refit.version == 3 and refit.verify() == ["b"] else [f"{refit!r}"]
+        return wrong + usable(transport, refit)
+
+
+def versions(transport: MpiTransport) -> list[str]:
+    """Ranks that stamp a run differently stamp nothing, and go on."""
+    wrong = []
+    with simple(transport) as refit:
+        for version, said in (
+            (2, "got for the version: "),
+            ("2", "rank 5: expected a whole number as version"),
+        ):
+            refit.run(version=version if transport.rank == 5 else 1)
+            wrong += raised(transport, said, lambda: refit.wait(timeout=20))
+            wrong += [] if refit.version is None else [f"{refit!r}"]
+        return wrong + usable(transport, refit)
+
+
+def loaders(transport: MpiTransport) -> list[str]:
+    """A rank without a loader is heard of before anything moves, one whose loader fails after."""
+    rows = Layout((8, 3), Mesh.arange((4,)), [Shard(0)])
+    source = [Parameter("w", rows, np.full((2, 3), transport.rank))] if transport.rank < 4 else []
+    wanted = [Parameter("w")] if transport.rank >= 4 else []
+    got: list[int] = []
+
+    def load(name: str, tensor: Any) -> None:
+        got.append(int(tensor.sum()))
+        if transport.rank == 6 and len(got) < 2:
+            raise RuntimeError("no place for it")
+
+    mine = None if transport.rank == 5 else load
+    wrong = raised(
+        transport, "rank 5: parameter 'w' has no layout", lambda: Refit(transport, source, wanted, load=mine)
+    )
+    with Refit(transport, source, wanted, load=load) as refit:
+        refit.run(version=1)
+        wrong += raised(transport, "rank 6: RuntimeError: no place for it", lambda: refit.wait(timeout=20))
+        wrong += [] if refit.version is None else [f"{refit!r}"]
+        wrong += usable(transport, refit)
+    return wrong + ([] if got == [36, 36][: 2 * (transport.rank >= 4)] else [f"rank {transport.rank}: {got}"])
+
+
 def _cases() -> dict[str, Case]:
     pairs = [(f, s, d, 4, f"{s} to {d}, apart") for f, s, d in APART]
     pairs += [(f, SOURCES[s], DESTINATIONS[d], 0, f"{s} to {d}, together") for f, s, d in TOGETHER]
@@ -104,7 +231,17 @@ def _cases() -> dict[str, Case]:
         f"{family}: {name}": lambda t, f=family, s=source, d=destination, at=start: move(t, f, s, d, at)
         for family, source, destination, start, name in pairs
     }
-    return made | {"torn": torn, "different": different}
+    made |= {
+        f"rank 2 constructs otherwise: {name}": lambda t, one=one: otherwise(t, *one)
+        for name, one in OTHERWISE.items()
+    }
+    return made | {
+        "torn": torn,
+        "different": different,
+        "subsets": subsets,
+        "versions": versions,
+        "loaders": loaders,
+    }
 
 
 CASES = _cases()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import threading
 import time
@@ -16,15 +17,19 @@ import pytest
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.transport import gathering
 from nccl_m2n.transport.handshake import Letter
-from nccl_m2n.transport.rendezvous import Rendezvous, run_id
+from nccl_m2n.transport.rendezvous import Rendezvous, protection, run_id
 
 Result = TypeVar("Result")
 
 
 def free_port() -> int:
-    """A port of which the next ones are most likely free too."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port of which the next ones are free too, below those that systems give to connections."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for i in range(1, 10):
+                stack.enter_context(socket.create_server(("127.0.0.1", port + i)))
+            return port
 
 
 def meet(
@@ -108,6 +113,25 @@ def test_meeting_again_and_again_on_the_same_port() -> None:
 
     for _ in range(5):
         assert meet(3, body, port) == [[b"0", b"1", b"2"]] * 3
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])
+def test_addresses_of_this_machine(address: str) -> None:
+    if ":" in address and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    port = free_port()
+
+    def process(rank: int) -> set[str]:
+        with contextlib.closing(Rendezvous(rank, 2, address, port, timeout=20.0)) as meeting:
+            return meeting.local_addresses()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(process, range(2))) == [{address.replace("localhost", "127.0.0.1")}] * 2
+
+
+def test_a_hundred_ranks() -> None:
+    sizes = meet(100, lambda meeting: len(meeting.exchange({meeting.rank: b"x"})), free_port())
+    assert sizes == [100] * 100
 
 
 def test_a_large_payload_goes_both_ways_at_once() -> None:
@@ -372,6 +396,19 @@ def test_a_limit_is_a_number_of_seconds(timeout: float) -> None:
 )
 def test_the_run_is_what_the_launcher_says(environment: dict[str, str], run: str) -> None:
     assert run_id(environment) == run
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "nothing but the network"),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}, "nothing but the network"),
+        ({"TORCHELASTIC_RUN_ID": "3b1c"}, "the run id keeps strangers out who cannot guess it"),
+        ({"M2N_SECRET": "x", "TORCHELASTIC_RUN_ID": "none"}, "M2N_SECRET keeps strangers out"),
+    ],
+)
+def test_what_keeps_strangers_out(environment: dict[str, str], said: str) -> None:
+    assert protection(environment).startswith(said)
 
 
 @pytest.mark.parametrize(

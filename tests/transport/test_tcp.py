@@ -230,6 +230,21 @@ def test_a_round_is_over_before_it_is_started_again() -> None:
     assert meet(2, body) == [True] * 2
 
 
+def test_nothing_is_left_of_transports_that_were_closed_or_broke() -> None:
+    def body(transport: SocketTransport) -> None:
+        with contextlib.suppress(TransportError):  # whoever is quick aborts while others still wait
+            AllToAll(transport, [10]).run()
+        if transport.size == 3:
+            transport.abort()
+
+    meet(2, body)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(8):
+        meet(2, body)
+        meet(3, body)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @pytest.mark.parametrize("peer", [0, 2, -1])
 def test_a_peer_that_there_is_not(peer: int) -> None:
     def body(transport: SocketTransport) -> str:

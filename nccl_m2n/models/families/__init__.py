@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.config import Config
-from nccl_m2n.models.families import dense, encoders, experts
+from nccl_m2n.models.families import dense, encoders, experts, hybrid, latent, older, vision
 from nccl_m2n.models.families.parts import Entry
 from nccl_m2n.models.manifest import TensorInfo
 
 GENERATORS: dict[str, Callable[[Config], Iterator[Entry]]] = {
     **dense.GENERATORS,
     **experts.GENERATORS,
+    **latent.GENERATORS,
+    **hybrid.GENERATORS,
+    **older.GENERATORS,
+    **vision.GENERATORS,
     **encoders.GENERATORS,
 }
 MOST_LAYERS = 10_000

@@ -3,103 +3,183 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from nccl_m2n.models.config import Config
-from nccl_m2n.models.families.parts import Entry, attention, decoder, linear, mlp
+from nccl_m2n.models.families.dense import OLMO2, PLAIN, QWEN2, QWEN3
+from nccl_m2n.models.families.parts import Entry, Style, attention, decoder, linear, mlp
 
 _BLOCK = 128  # rows and columns that share one fp8 scale
+_QK = ("q_norm", "k_norm")
+_W123 = Style(mlp_bias=False, up=("w1", "w3"), down="w2")
 
 
-def qwen3_moe(c: Config) -> Iterator[Entry]:
-    """Qwen3 with experts."""
-    bias, experts, step = (
-        c.flag("attention_bias"),
-        c.number("num_experts"),
-        c.number("decoder_sparse_step", 1) or 1,
+@dataclass(frozen=True)
+class Experts:
+    """How a family names its experts and what is beside them.
+
+    Args:
+        at: The block.
+        router: The router's matrix.
+        correction: A router's correction of scores, in the block; empty for none.
+        shared: Experts that every token visits; empty for none.
+        gate: The gate of the shared one; empty for none.
+        width: The key of an expert's width.
+        style: Names of an expert's matrices.
+        correction_shape: Dimensions before the experts' own.
+    """
+
+    at: str = "mlp"
+    router: str = "gate"
+    correction: str = ""
+    shared: str = ""
+    gate: str = ""
+    width: str = "moe_intermediate_size"
+    style: Style | None = None
+    correction_shape: tuple[int, ...] = ()
+
+    def block(self, c: Config, at: str, shared: int) -> Iterator[Entry]:
+        """All of one layer, below `at`."""
+        experts, hidden, here = c["num_experts"], c["hidden_size"], f"{at}.{self.at}"
+        yield from linear(f"{here}.{self.router}", experts, hidden, c.dtype)
+        if self.correction:
+            yield f"{here}.{self.correction}", (*self.correction_shape, experts), "float32"
+        for expert in range(experts):
+            yield from mlp(c, f"{here}.experts.{expert}", c[self.width], self.style)
+        if self.shared and shared:
+            yield from mlp(
+                c,
+                f"{here}.{self.shared}",
+                shared,
+                self.style if self.style and not self.style.up[1:] else None,
+            )
+        if self.gate:
+            yield from linear(f"{here}.{self.gate}", 1, hidden, c.dtype)
+
+
+def sparse(c: Config, index: int) -> bool:
+    """Whether a layer has experts, by whichever key the configuration says it with."""
+    kinds = c.names("mlp_layer_types")
+    if kinds:
+        return index < len(kinds) and kinds[index] == "sparse"
+    first = c.number(
+        "first_k_dense_replace", c.number("num_dense_layers", c.number("moe_layer_start_index", 0))
     )
-    dense = c.numbers("mlp_only_layers")
+    last = c.number("moe_layer_end_index", index)
+    if (
+        index < first
+        or index > last
+        or index in c.numbers("mlp_only_layers")
+        or not c.number("num_experts", 0)
+    ):
+        return False
+    if (index + 1) % max(1, c.number("decoder_sparse_step", c.number("moe_layer_interval", 1))):
+        return False
+    return not index % max(1, c.number("moe_layer_freq", 1))
+
+
+def shared_width(c: Config) -> int:
+    """Width of the block of shared experts; 0 for none."""
+    if "shared_expert_intermediate_size" in c:
+        return c.number("shared_expert_intermediate_size")
+    keys = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+    count = next((c.number(key) for key in keys if key in c), 0)
+    return count * c.number("moe_intermediate_size", 0)
+
+
+def moe(
+    s: Style, e: Experts, extra: Callable[[Config, str], Iterator[Entry]] | None = None
+) -> Callable[[Config], Iterator[Entry]]:
+    """The generator of a family whose layers are attention and experts, or a feed-forward block."""
+
+    def family(c: Config) -> Iterator[Entry]:
+        def layer(index: int, at: str) -> Iterator[Entry]:
+            yield from attention(c, f"{at}.self_attn", s)
+            if extra is not None:
+                yield from extra(c, at)
+            if sparse(c, index):
+                yield from e.block(c, at, shared_width(c))
+            else:
+                yield from mlp(c, f"{at}.mlp", c["intermediate_size"], s)
+
+        return decoder(c, layer, s)
+
+    return family
+
+
+def glm4_moe(c: Config) -> Iterator[Entry]:
+    """GLM-4.5 and 4.6: biases, and norms of query and key where the configuration says so."""
+    norms = _QK if c.flag("use_qk_norm") else ()
+    style = Style(output_bias=False, mlp_bias=False, head_norms=norms)
+    return moe(style, Experts(correction="gate.e_score_correction_bias", shared="shared_experts"))(c)
+
+
+def phimoe(c: Config) -> Iterator[Entry]:
+    """Phi-3.5-MoE."""
+    style = Style(head_bias="lm_head_bias", norm_bias=True)
+    return moe(style, Experts("block_sparse_moe", style=_W123, width="intermediate_size"))(c)
+
+
+def granite_moe(c: Config) -> Iterator[Entry]:
+    """Granite: stacked experts, and a block that every token visits."""
 
     def layer(index: int, at: str) -> Iterator[Entry]:
-        yield from attention(c, f"{at}.self_attn", bias, bias, norms=True)
-        if index in dense or experts == 0 or (index + 1) % step:
-            yield from mlp(c, f"{at}.mlp", c["intermediate_size"])
-            return
-        yield f"{at}.mlp.gate.weight", (experts, c["hidden_size"]), c.dtype
-        for expert in range(experts):
-            yield from mlp(c, f"{at}.mlp.experts.{expert}", c["moe_intermediate_size"])
+        yield from attention(c, f"{at}.self_attn", Style())
+        yield from granite_block(c, at)
 
     return decoder(c, layer)
 
 
-def deepseek_v3(c: Config) -> Iterator[Entry]:
-    """DeepSeek-V3, R1 and Kimi-K2: latent attention, routed and shared experts, prediction layers at the end.
+def granite_block(c: Config, at: str) -> Iterator[Entry]:
+    """Granite's experts and shared block of one layer."""
+    experts, hidden, width = c.number("num_experts", 0), c["hidden_size"], c["intermediate_size"]
+    if experts:
+        here = f"{at}.block_sparse_moe"
+        yield f"{here}.input_linear.weight", (experts, 2 * width, hidden), c.dtype
+        yield f"{here}.output_linear.weight", (experts, hidden, width), c.dtype
+        yield from linear(f"{here}.router.layer", experts, hidden, c.dtype)
+    shared = c.number("shared_intermediate_size", 0)
+    if shared:
+        yield from linear(f"{at}.shared_mlp.input_linear", 2 * shared, hidden, c.dtype)
+        yield from linear(f"{at}.shared_mlp.output_linear", hidden, shared, c.dtype)
 
-    With ``fp8`` the matrices are float8 with one float32 scale for each 128 × 128 block, as published.
-    """
-    fp8, mtp = c.option("fp8", False), c.option("mtp", True)
-    extra = c.number("num_nextn_predict_layers", 0) if mtp else 0
-    return _with_scales(c, _deepseek_layers(c, extra)) if fp8 else _deepseek_layers(c, extra)
 
-
-def _deepseek_layers(c: Config, extra: int) -> Iterator[Entry]:
-    hidden, experts, layers = c["hidden_size"], c["n_routed_experts"], c["num_hidden_layers"]
-    first, every = c.number("first_k_dense_replace"), c.number("moe_layer_freq", 1) or 1
+def llama4(c: Config) -> Iterator[Entry]:
+    """Llama 4, text: stacked experts as (in, out), every layer or every other."""
+    hidden, width, experts = c["hidden_size"], c["intermediate_size"], c["num_experts"]
+    step = c.number("interleave_moe_layer_step", 1) or 1
+    layers = c.numbers("moe_layers") or tuple(range(step - 1, c["num_hidden_layers"], step))
 
     def layer(index: int, at: str) -> Iterator[Entry]:
-        if index >= layers:
-            yield f"{at}.embed_tokens.weight", (c["vocab_size"], hidden), c.dtype
-            yield f"{at}.enorm.weight", (hidden,), c.dtype
-            yield f"{at}.hnorm.weight", (hidden,), c.dtype
-            yield f"{at}.eh_proj.weight", (hidden, 2 * hidden), c.dtype
-        yield from _latent_attention(c, f"{at}.self_attn")
-        if index < first or index % every:
-            yield from mlp(c, f"{at}.mlp", c["intermediate_size"])
-        else:
-            yield f"{at}.mlp.gate.weight", (experts, hidden), c.dtype
-            yield f"{at}.mlp.gate.e_score_correction_bias", (experts,), "float32"
-            for expert in range(experts):
-                yield from mlp(c, f"{at}.mlp.experts.{expert}", c["moe_intermediate_size"])
-            shared = c.number("n_shared_experts", 0)
-            if shared:
-                yield from mlp(c, f"{at}.mlp.shared_experts", shared * c["moe_intermediate_size"])
-        if index >= layers:
-            yield f"{at}.shared_head.norm.weight", (hidden,), c.dtype
-            yield f"{at}.shared_head.head.weight", (c["vocab_size"], hidden), c.dtype
+        yield from attention(c, f"{at}.self_attn", Style())
+        if index not in layers:
+            yield from mlp(c, f"{at}.feed_forward", c["intermediate_size_mlp"])
+            return
+        yield f"{at}.feed_forward.experts.gate_up_proj", (experts, hidden, 2 * width), c.dtype
+        yield f"{at}.feed_forward.experts.down_proj", (experts, width, hidden), c.dtype
+        yield from linear(f"{at}.feed_forward.router", experts, hidden, c.dtype)
+        yield from mlp(c, f"{at}.feed_forward.shared_expert", width)
 
-    return decoder(c, layer, extra)
+    return decoder(c, layer)
 
 
-def _latent_attention(c: Config, at: str) -> Iterator[Entry]:
-    hidden, heads, bias = c["hidden_size"], c["num_attention_heads"], c.flag("attention_bias")
-    query = heads * (c["qk_nope_head_dim"] + c["qk_rope_head_dim"])
-    latent = c["kv_lora_rank"]
-    if c.number("q_lora_rank", 0):
-        yield from linear(f"{at}.q_a_proj", c["q_lora_rank"], hidden, c.dtype, bias)
-        yield f"{at}.q_a_layernorm.weight", (c["q_lora_rank"],), c.dtype
-        yield from linear(f"{at}.q_b_proj", query, c["q_lora_rank"], c.dtype)
-    else:
-        yield from linear(f"{at}.q_proj", query, hidden, c.dtype)
-    yield from linear(f"{at}.kv_a_proj_with_mqa", latent + c["qk_rope_head_dim"], hidden, c.dtype, bias)
-    yield f"{at}.kv_a_layernorm.weight", (latent,), c.dtype
-    yield from linear(f"{at}.kv_b_proj", heads * (c["qk_nope_head_dim"] + c["v_head_dim"]), latent, c.dtype)
-    yield from linear(f"{at}.o_proj", hidden, heads * c["v_head_dim"], c.dtype, bias)
+def afmoe(c: Config) -> Iterator[Entry]:
+    """AFMoE: gated attention, four norms a layer."""
+    norms = ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
+    style = Style(head_norms=_QK, mlp_bias=False, norms=norms)
 
+    def gate(c: Config, at: str) -> Iterator[Entry]:
+        yield from linear(f"{at}.self_attn.gate_proj", c.heads * c.head_dim, c["hidden_size"], c.dtype)
 
-def _with_scales(c: Config, entries: Iterator[Entry]) -> Iterator[Entry]:
-    """The same tensors as published in fp8: projections in float8, each followed by its scales."""
-    for name, shape, dtype in entries:
-        if not name.endswith(("_proj.weight", "_mqa.weight")) or ".eh_proj." in name:
-            yield name, shape, dtype
-            continue
-        yield name, shape, "float8_e4m3fn"
-        yield f"{name}_scale_inv", tuple(-(-n // _BLOCK) for n in shape), "float32"
+    experts = Experts(router="router.gate", correction="expert_bias", shared="shared_experts")
+    return moe(style, experts, gate)(c)
 
 
 def gpt_oss(c: Config) -> Iterator[Entry]:
     """GPT-OSS: stacked experts, gate and up columns interleaved; ``mxfp4`` gives the published 4-bit form."""
-    experts, hidden, width = c["num_local_experts"], c["hidden_size"], c["intermediate_size"]
-    mxfp4 = c.option("mxfp4", False)
+    experts, hidden, width = c["num_experts"], c["hidden_size"], c["intermediate_size"]
+    mxfp4, bias = c.option("mxfp4", False), c.flag("attention_bias", True)
 
     def matrix(name: str, rows: int, columns: int) -> Iterator[Entry]:
         if mxfp4:  # 32 values of 4 bits to a block, one scale each, the matrix transposed
@@ -111,8 +191,7 @@ def gpt_oss(c: Config) -> Iterator[Entry]:
 
     def layer(index: int, at: str) -> Iterator[Entry]:
         yield f"{at}.self_attn.sinks", (c["num_attention_heads"],), c.dtype
-        bias = c.flag("attention_bias", True)
-        yield from attention(c, f"{at}.self_attn", bias, bias)
+        yield from attention(c, f"{at}.self_attn", Style(bias=bias))
         yield from linear(f"{at}.mlp.router", experts, hidden, c.dtype, True)
         yield from matrix(f"{at}.mlp.experts.gate_up_proj", 2 * width, hidden)
         yield from matrix(f"{at}.mlp.experts.down_proj", hidden, width)
@@ -120,4 +199,36 @@ def gpt_oss(c: Config) -> Iterator[Entry]:
     return decoder(c, layer)
 
 
-GENERATORS = {"qwen3_moe": qwen3_moe, "deepseek_v3": deepseek_v3, "kimi_k2": deepseek_v3, "gpt_oss": gpt_oss}
+_CORRECTED = Experts(correction="gate.e_score_correction_bias", shared="shared_experts")
+_SPARSE = Experts("block_sparse_moe", style=_W123, width="intermediate_size")
+GENERATORS: dict[str, Callable[[Config], Iterator[Entry]]] = {
+    "qwen2_moe": moe(QWEN2, Experts(shared="shared_expert", gate="shared_expert_gate")),
+    "qwen3_moe": moe(QWEN3, Experts()),
+    "mixtral": moe(PLAIN, _SPARSE),
+    "phimoe": phimoe,
+    "minimax_m2": moe(
+        Style(bias=False, all_norms=_QK),
+        Experts(
+            "block_sparse_moe", correction="e_score_correction_bias", style=_W123, width="intermediate_size"
+        ),
+    ),
+    "olmoe": moe(Style(mlp_bias=False, all_norms=_QK), Experts(width="intermediate_size")),
+    "flex_olmo": moe(OLMO2, Experts(width="intermediate_size")),
+    "glm4_moe": glm4_moe,
+    "solar_open": glm4_moe,
+    "dots1": moe(QWEN3, _CORRECTED),
+    "exaone_moe": moe(
+        Style(bias=False, mlp_bias=False, head_norms=_QK),
+        Experts(correction="e_score_correction_bias", shared="shared_experts"),
+    ),
+    "ernie4_5_moe": moe(
+        Style(bias="use_bias", mlp_bias="use_bias", tied=True),
+        Experts(
+            correction="moe_statics.e_score_correction_bias", correction_shape=(1,), shared="shared_experts"
+        ),
+    ),
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), granite_moe),
+    "llama4_text": llama4,
+    "afmoe": afmoe,
+    "gpt_oss": gpt_oss,
+}

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from nccl_m2n.cli.weights import Bytes, Weights
 from nccl_m2n.errors import VerificationError
 from nccl_m2n.layout import Layout, Replicate, Shard, StridedShard
-
-Wanted: TypeAlias = slice | npt.NDArray[np.int64]
+from nccl_m2n.measure.values import Run
+from nccl_m2n.typing import Array, Ints
 
 BLOCK_BYTES = 32 << 20  # compared at a time
 
 
-def wanted_index(layout: Layout, rank: int) -> list[Wanted]:
+def wanted_index(layout: Layout, rank: int) -> list[Run]:
     """The global indices that a rank's local array must hold, dimension by dimension.
 
     Follows the placements, one mesh axis after another, on the list of all indices: a naive twin of layouts.
@@ -39,7 +37,7 @@ def wanted_index(layout: Layout, rank: int) -> list[Wanted]:
     return [_as_run(indices) for indices in held]
 
 
-def _shard(held: npt.NDArray[np.int64], placement: Shard, number: int, size: int) -> npt.NDArray[np.int64]:
+def _shard(held: Ints, placement: Shard, number: int, size: int) -> Ints:
     if not placement.segments:
         return _chunks(held, size)[number]
     ends = np.cumsum([segment.size for segment in placement.segments])
@@ -51,13 +49,13 @@ def _shard(held: npt.NDArray[np.int64], placement: Shard, number: int, size: int
     return np.concatenate(kept)
 
 
-def _chunks(indices: npt.NDArray[np.int64], count: int) -> list[npt.NDArray[np.int64]]:
+def _chunks(indices: Ints, count: int) -> list[Ints]:
     """Ceil chunks, the last of them shorter or empty."""
     step = max(1, -(-len(indices) // count))
     return [indices[i * step : (i + 1) * step] for i in range(count)]
 
 
-def _as_run(indices: npt.NDArray[np.int64]) -> Wanted:
+def _as_run(indices: Ints) -> Run:
     """A slice where the indices are one run: slicing a mapped file copies nothing."""
     if not len(indices):
         return slice(0, 0)
@@ -65,43 +63,47 @@ def _as_run(indices: npt.NDArray[np.int64]) -> Wanted:
     return slice(first, last + 1) if len(indices) == last - first + 1 else indices
 
 
-def wrong_bytes(weights: Weights, name: str, layout: Layout, rank: int, local: Bytes) -> int:
-    """How many bytes of a rank's local array are not as they should be.
+def count_wrong(
+    local: Array,
+    layout: Layout,
+    rank: int,
+    read: Callable[[Sequence[Run]], Array],
+    before: Sequence[Run] = (),
+) -> int:
+    """How many elements of a rank's local array are not as they should be.
 
     Args:
-        weights: What they are compared with.
-        name: The tensor.
-        layout: The destination layout.
+        local: The array, of shape (*extents of `before`, *local shape) and whatever `read` has beyond that.
+        layout: Who holds what.
         rank: One of its ranks.
-        local: The rank's array as bytes, of shape ``(*local shape, bytes of an item)``.
+        read: Gives the right values of a part, by what is wanted of each dimension.
+        before: What the array holds of dimensions that the layout does not know, for `read`.
     """
     if layout.placements:
-        return _differing(weights, name, wanted_index(layout, rank), local)
+        return _differing(local, [*before, *wanted_index(layout, rank)], read)
     pieces = layout.pieces(rank)  # user-made: they are themselves what was asked for
-    return sum(_differing(weights, name, list(p.box.slices), local[p.local_slices]) for p in pieces)
+    every = (slice(None),) * len(before)
+    return sum(_differing(local[every + p.local_slices], [*before, *p.box.slices], read) for p in pieces)
 
 
-def _differing(weights: Weights, name: str, index: list[Wanted], got: Bytes) -> int:
-    extents = [len(w) if isinstance(w, np.ndarray) else w.stop - w.start for w in index]
-    if list(got.shape[:-1]) != extents:
-        raise VerificationError(f"tensor {name!r}: expected a local shape of {extents}, got {got.shape[:-1]}")
-    if not index:
-        return int(np.count_nonzero(weights.read(name, ()) != got))
-    wrong = 0
-    for rows in _blocks(got):
-        wanted = weights.read(name, [_within(index[0], rows), *index[1:]])
-        wrong += int(np.count_nonzero(wanted != got[rows]))
+def _differing(got: Array, index: list[Run], read: Callable[[Sequence[Run]], Array]) -> int:
+    extents = [len(run) if isinstance(run, np.ndarray) else run.stop - run.start for run in index]
+    if list(got.shape[: len(index)]) != extents:
+        raise VerificationError(f"expected a local shape of {extents}, got {got.shape[: len(index)]}")
+    if 0 in extents:
+        return 0
+    dim = next((d for d, extent in enumerate(extents) if extent > 1), None)
+    if got.nbytes <= BLOCK_BYTES or dim is None:
+        return int((got != read(index)).sum())
+    step, wrong = max(1, BLOCK_BYTES * extents[dim] // got.nbytes), 0
+    for start in range(0, extents[dim], step):
+        rows = slice(start, min(start + step, extents[dim]))
+        part = [*index[:dim], _within(index[dim], rows), *index[dim + 1 :]]
+        wrong += _differing(got[(slice(None),) * dim + (rows,)], part, read)
     return wrong
 
 
-def _blocks(array: Bytes) -> list[slice]:
-    """Runs of rows of a bearable size."""
-    rows = array.shape[0]
-    step = max(1, BLOCK_BYTES * rows // max(1, array.nbytes))
-    return [slice(a, min(a + step, rows)) for a in range(0, rows, step)]
-
-
-def _within(index: Wanted, rows: slice) -> Wanted:
+def _within(index: Run, rows: slice) -> Run:
     if isinstance(index, slice):
         return slice(index.start + rows.start, index.start + rows.stop)
     return index[rows]

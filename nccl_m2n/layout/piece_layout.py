@@ -5,28 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.checks import rank_number, several, table_of
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.layout.box import Box, Piece
-from nccl_m2n.layout.layout import Layout, as_shape, shape_text
 from nccl_m2n.layout.mesh import Mesh
 from nccl_m2n.layout.partition import BoxPartition, box_partition
-from nccl_m2n.typing import Ints
+from nccl_m2n.layout.shape import as_shape, shape_text
+from nccl_m2n.typing import Ints, JsonObject, ReadJson
 
 
-class PieceLayout(Layout):
-    """What `Layout.from_pieces` makes; everything a `Layout` answers, from a table of pieces.
+class PieceLayout:
+    """What `Layout.from_pieces` answers from: a table of pieces."""
 
-    Example:
-        >>> from nccl_m2n import Box, Layout
-        >>> layout = Layout.from_pieces((8, 8), {0: [Box((0, 0), (3, 8))], 1: [Box((3, 0), (8, 8))]})
-        >>> layout.local_shape(1)
-        (5, 8)
-    """
+    shape: tuple[int, ...]
+    mesh: Mesh
+    _table: dict[int, tuple[tuple[Piece, ...], tuple[int, ...]]]  # by rank: what it holds, its local shape
 
     def __init__(
         self,
@@ -35,10 +31,9 @@ class PieceLayout(Layout):
         local_shapes: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         made = as_shape(shape)
-        object.__setattr__(self, "shape", made)
+        self.shape = made
         ranks = [rank_number(r, "a rank of pieces") for r in table_of(pieces, "from rank to its pieces")]
-        object.__setattr__(self, "mesh", Mesh(sorted(ranks)))
-        object.__setattr__(self, "placements", ())
+        self.mesh = Mesh(sorted(ranks))
         local_shapes = table_of({} if local_shapes is None else local_shapes, "from rank to its local shape")
         given = {rank: as_shape(local) for rank, local in local_shapes.items()}
         if not given.keys() <= pieces.keys():
@@ -50,9 +45,7 @@ class PieceLayout(Layout):
         for rank in self.mesh.ranks:
             held = _placed(rank, pieces[rank])
             table[rank] = (held, _local_shape(rank, made, held, given.get(rank)))
-        object.__setattr__(self, "_table", table)
-
-    _table: dict[int, tuple[tuple[Piece, ...], tuple[int, ...]]]
+        self._table = table
 
     @cached_property
     def partition(self) -> BoxPartition:
@@ -85,16 +78,21 @@ class PieceLayout(Layout):
             return NotImplemented
         return (self.shape, self._table) == (other.shape, other._table)
 
-    @cached_property
-    def _hash(self) -> int:
+    def __hash__(self) -> int:
         return hash((self.shape, tuple(self._table.items())))
 
-    def __hash__(self) -> int:
-        return self._hash
+    def data(self) -> JsonObject:
+        """The layout as JSON data."""
+        pieces = {
+            r: [[p.box.start, p.box.stop, p.offset] for p in held] for r, (held, _) in self._table.items()
+        }
+        return {"shape": self.shape, "pieces": pieces, "local": {r: s for r, (_, s) in self._table.items()}}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        held, local_shapes = ({rank: entry[i] for rank, entry in self._table.items()} for i in (0, 1))
-        return PieceLayout, (self.shape, held, local_shapes)
+    @classmethod
+    def read(cls, data: ReadJson) -> PieceLayout:
+        """The layout that `data` described."""
+        pieces = {int(r): [Piece(Box(a, b), at) for a, b, at in held] for r, held in data["pieces"].items()}
+        return cls(data["shape"], pieces, {int(r): tuple(s) for r, s in data["local"].items()})
 
     def __repr__(self) -> str:
         pieces = {rank: list(held) for rank, (held, _) in self._table.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_m2n import Layout, Mesh, Replicate, Segment, Shard, StridedShard, VerificationError
-from nccl_m2n.cli.verify import wanted_index, wrong_bytes
 from nccl_m2n.cli.weights import MadeUpWeights
+from nccl_m2n.measure.check import count_wrong, wanted_index
 from nccl_m2n.models import Manifest
 
 LAYOUTS = [
@@ -27,6 +28,10 @@ LAYOUTS = [
     Layout((12, 3), Mesh.arange((4,)), [Shard(0, segments=(Segment(8), Segment(4, parts=2)))]),
     Layout((3, 4, 5), Mesh.arange((2, 1, 2)), [Replicate(), Shard(2), Shard(1)]),
 ]
+
+
+def wrong_bytes(weights: MadeUpWeights, name: str, layout: Layout, rank: int, local: Any) -> int:
+    return count_wrong(local, layout, rank, partial(weights.read, name))
 
 
 def expected(layout: Layout, rank: int) -> tuple[Any, Any]:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules out of files and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from nccl_m2n.errors import CommandError
+from nccl_m2n.models.reading import read_json
+from nccl_m2n.sharding.families import RULES
+from nccl_m2n.sharding.rules import Rule
+
+_KINDS: dict[str, tuple[type, ...]] = {  # what a rule's fields may be in a file
+    "pattern": (str,),
+    "tp": (int, type(None)),
+    **dict.fromkeys(("ep", "units"), (int, str, type(None))),
+    **dict.fromkeys(("padded", "repeat"), (bool,)),
+    **dict.fromkeys(("fsdp", "multiple"), (int,)),
+    "stage": (str, type(None)),
+    "segments": (int, list, tuple),
+    "shape": (list, tuple, type(None)),
+}
+
+
+def load_rules(source: str | Path | Iterable[Rule | Mapping[str, object]]) -> tuple[Rule, ...]:
+    """Rules from a JSON file or from a list of rules or mappings.
+
+    The JSON is a list of objects such as ``{"pattern": "*.q_proj.weight", "tp": 0}``. An entry
+    ``{"shipped": "llama"}`` stands for all shipped rules of that family.
+
+    Raises:
+        CommandError: For a file that cannot be read, or an entry that is no rule.
+    """
+    if isinstance(source, str | Path):
+        read = read_json(Path(source), "the rules")
+        if not isinstance(read, list):
+            raise CommandError("rules are a JSON list of objects, each with a pattern")
+        source = read
+    rules: list[Rule] = []
+    for entry in source:
+        if isinstance(entry, Rule):
+            rules.append(entry)
+        elif isinstance(entry, Mapping) and set(entry) == {"shipped"} and str(entry["shipped"]) in RULES:
+            rules.extend(RULES[str(entry["shipped"])])
+        else:
+            rules.append(_rule(entry))
+    return tuple(rules)
+
+
+def _rule(entry: object) -> Rule:
+    if not isinstance(entry, Mapping) or "pattern" not in entry or not entry.keys() <= _KINDS.keys():
+        raise CommandError(
+            f"{entry!r:.200} is no rule; a rule has a pattern and any of {', '.join(sorted(_KINDS))}"
+        )
+    for key, value in entry.items():
+        if not isinstance(value, _KINDS[key]) or (isinstance(value, bool) and bool not in _KINDS[key]):
+            kinds = " or ".join(kind.__name__ for kind in _KINDS[key])
+            raise CommandError(f"{entry!r:.200} is no rule: {key}={value!r:.80}, expected {kinds}")
+    return Rule(**entry)
