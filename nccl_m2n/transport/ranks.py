@@ -14,6 +14,7 @@ from nccl_m2n.errors import DisagreementError, M2nError, TransferTimeout, Transp
 from nccl_m2n.text import short_ranks
 
 DEFAULT_TIMEOUT = 120.0  # seconds
+ROLL_CALL_SECONDS = 0.5
 _IDENTITY = struct.Struct("<QH")  # the exchange's number, bytes of its purpose
 _LONGEST_PURPOSE = 200  # characters
 
@@ -99,6 +100,18 @@ class Ranks(ABC):
         if self.broken is None:
             self.broken = "was closed"
             self._part()
+
+    def who_is_missing(self) -> str:
+        """Who does not wait for anything, for the error of one that waited in vain. Breaks these ranks.
+
+        Everyone who waited in vain asks at about the same time; who does not is missing.
+        """
+        try:
+            self.exchange(dict.fromkeys(self.local_ranks, b""), "a roll call", ROLL_CALL_SECONDS)
+        except M2nError as error:
+            self.abort(f"broke: {error}")
+            return str(error)
+        return not_there(())
 
     @abstractmethod
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
