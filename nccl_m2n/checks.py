@@ -20,6 +20,7 @@ from nccl_m2n.errors import LayoutError, M2nError, PlanError, TransportError
 Kind = TypeVar("Kind")
 
 MAX_RANKS = 1 << 20  # tables are kept by rank, so a single high one costs as much as all below it
+MAX_ADDRESS = (1 << 64) - 1
 MIN_WHOLE, MAX_WHOLE = -(1 << 62), 1 << 62  # so that sums of two fit 64 bits
 UNORDERED = (str, bytes, set, frozenset, Mapping)
 SHOWN = 120  # characters of a wrong value that an error repeats

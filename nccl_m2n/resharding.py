@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from nccl_m2n.checks import made_by, several, whole_number
-from nccl_m2n.dtypes import dtype_name
+from nccl_m2n.checks import made_by, several
+from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
 from nccl_m2n.errors import LayoutError, TransportError
 from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.given import by_rank
 from nccl_m2n.execution.remembered import Bindings
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.interop import as_mesh, as_transport
@@ -67,7 +68,7 @@ def reshard(
             the ranks tell each other; what is given must agree. So with the next three.
         src_dtype: Element type of the source arrays.
         dst_local_shape: Local shape at the destination.
-        dst_dtype: Element type of the destination arrays.
+        dst_dtype: Element type of the destination arrays. A cast to a narrower range has to be asked for by it.
         global_shape: The whole tensor's shape, in elements. May be left out where all shards are equal in
             size; it is then inferred from the local shapes.
         topology: NVLink domains; None asks the transport.
@@ -126,7 +127,7 @@ class _Side:
             raise LayoutError(
                 f"expected {mesh.ndim} {self.name} placements, one for each axis of {mesh!r}, got {list(placements)}"
             )
-        array = self._array(transport, rank)
+        array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
         view = None if array is None else replace(view_array(array), owner=None)
         local = [] if view is None else [view.shape]
         local += [] if self.local_shape is None else [as_shape(self.local_shape)]
@@ -134,22 +135,6 @@ class _Side:
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
         return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
-
-    def _array(self, transport: Transport, rank: int) -> Any:
-        """The array that `rank` was given."""
-        if isinstance(self.given, Mapping):
-            for other in self.given:
-                if whole_number(other, f"a rank with a {self.name} array") not in transport.local_ranks:
-                    raise LayoutError(
-                        f"expected {self.name} arrays of the ranks that this process drives, got one of rank {other}"
-                    )
-            return self.given.get(rank)
-        if self.given is not None and len(transport.local_ranks) > 1:
-            raise LayoutError(
-                f"expected a mapping from rank to {self.name} array, for this process drives several ranks, got "
-                f"{type(self.given).__name__}"
-            )
-        return self.given
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """The side's layout, once the global shape is known."""
@@ -211,14 +196,15 @@ class _Call:
 
     def _told(self, look: _Look) -> bytes:
         numbers = self._memory.numbers.get(self._key, [])
-        return json.dumps([look.shapes, look.dtypes, numbers, self._memory.made]).encode()
+        named = self._sides[1].dtype is not None
+        return json.dumps([look.shapes, look.dtypes, named, numbers, self._memory.made]).encode()
 
     def known(self) -> Bound | None:
         """The binding that every rank made for this very call."""
         counts = {made for *_, made in self._said}
         if len(counts) > 1:
             self._memory.forget_all(max(counts))
-        common = set.intersection(*(set(numbers) for _, _, numbers, _ in self._said))
+        common = set.intersection(*(set(numbers) for *_, numbers, _ in self._said))
         return self._memory.recall(max(common)) if common and len(counts) == 1 else None
 
     def bind(self) -> Bound:
@@ -240,18 +226,24 @@ class _Call:
             raise LayoutError(
                 "expected a source or destination array on some rank, got none; pass src= and dst="
             )
+        second = names[1] or first
+        if is_float(first) and is_float(second) and not keeps_range(first, second):
+            self._require_named(first, second)
         source, destination = (side.layout(tuple(shape)) for side in self._sides)
-        transfer = Transfer(source, destination, first, NAME, names[1] or first)
+        transfer = Transfer(source, destination, first, NAME, second)
         topology = next(iter(self._looks.values())).topology
         return cached_plan((transfer,), topology, PlanOptions())
 
-    def _arrays(self, side: int) -> dict[str, Any]:
-        views = {
-            rank: look.places[side] for rank, look in self._looks.items() if look.places[side] is not None
-        }
-        if len(self._transport.local_ranks) == 1:
-            return dict.fromkeys([NAME][: len(views)], next(iter(views.values()), None))
-        return {NAME: views} if views else {}
+    def _require_named(self, source: str, destination: str) -> None:
+        if not any(named for _, _, named, *_ in self._said):
+            raise LayoutError(
+                f"expected a destination dtype that holds {source}'s range, got {destination}: values would be lost; "
+                f"pass dst_dtype={destination!r} if that is meant"
+            )
+
+    def _arrays(self, side: int) -> dict[str, dict[int, ArrayView]]:
+        views = {rank: look.places[side] for rank, look in self._looks.items()}
+        return {NAME: {rank: view for rank, view in views.items() if view is not None}}
 
 
 def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:

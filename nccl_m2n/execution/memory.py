@@ -7,6 +7,7 @@ import ctypes
 
 import numpy as np
 
+from nccl_m2n.checks import made_by
 from nccl_m2n.dtypes import element_unit, item_size
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.views import ArrayView
@@ -45,6 +46,7 @@ def as_array(view: ArrayView) -> Array:
     Raises:
         TransportError: If ml_dtypes, which has NumPy's bfloat16 and fp8, is needed and missing.
     """
+    made_by(view, ArrayView, "the view", hint="make one with view_array(array)")
     kind = _cupy_type(view.dtype) if view.device else numpy_type(view.dtype)
     array = as_bytes(view).view(kind)[..., 0]
     if not view.device:

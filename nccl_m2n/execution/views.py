@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_ADDRESS, truth, whole_number, whole_numbers
 from nccl_m2n.dtypes import dtype_name, item_size
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.foreign import Seen, see_dlpack, see_torch
@@ -78,7 +79,7 @@ def view_array(array: Array) -> ArrayView:
         LayoutError: If it is none of these, or its values are not its plain memory: bytes in another order, lazily
             conjugated or negative, sparse, nested, quantised, masked, without memory, sharded over several devices.
     """
-    view = array if isinstance(array, ArrayView) else _view(array)
+    view = _checked(array) if isinstance(array, ArrayView) else _view(array)
     if view.pointer == 0 and view.size:
         raise LayoutError(
             f"expected an array in memory, got {_kind(array)} without any; create or load its values first"
@@ -86,6 +87,17 @@ def view_array(array: Array) -> ArrayView:
     if len(view.shape) != len(view.strides) or min(view.shape, default=0) < 0:
         raise LayoutError(f"expected a stride for each extent of 0 or more, got {view}")
     return view
+
+
+def _checked(view: ArrayView) -> ArrayView:
+    """A view that somebody may have made by hand."""
+    whole_number(view.pointer, "the pointer of a view", least=0, most=MAX_ADDRESS)
+    whole_numbers(view.shape, "the shape of a view", least=0)
+    whole_numbers(view.strides, "the strides of a view")
+    truth(view.device, "device")
+    truth(view.writable, "writable")
+    name = dtype_name(view.dtype)
+    return view if name == view.dtype else replace(view, dtype=name)
 
 
 def _view(array: Array) -> ArrayView:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+from nccl_m2n.checks import whole_number
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.views import ArrayView
@@ -24,7 +25,13 @@ def loader_of(load: Loader | Mapping[int, Loader] | None, transport: Transport, 
         LayoutError: If that is no function, or not told by rank where the process drives several.
     """
     if load is not None and not isinstance(load, Mapping) and len(transport.local_ranks) > 1:
-        raise LayoutError("expected load to be a mapping from rank, for this process drives several ranks")
+        raise LayoutError(
+            "expected load to be a mapping from rank, for this process drives several ranks, got "
+            f"{type(load).__name__}"
+        )
+    if isinstance(load, Mapping):
+        for other in load:
+            whole_number(other, "a rank with a load", least=0, most=transport.size - 1)
     one = load.get(rank) if isinstance(load, Mapping) else load
     if one is not None and not callable(one):
         raise LayoutError(f"expected load to be a function of a name and a tensor, got {one!r}")

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from nccl_m2n.checks import byte_count, choice, made_by, plain_text, several
+from nccl_m2n.checks import byte_count, choice, plain_text, several
 from nccl_m2n.dtypes import Cast, Casts
 from nccl_m2n.planning import Topology
 from nccl_m2n.planning.options import PlanOptions
+from nccl_m2n.planning.topology import as_topology
 
 MISSING = ("error", "skip")
 
@@ -40,12 +41,10 @@ class RefitOptions:
         Raises:
             M2nError: For anything that cannot be meant.
         """
-        if topology is not None:
-            made_by(topology, Topology, "topology", hint="None asks the transport")
         return cls(
-            topology if isinstance(topology, Topology) else None,
+            None if topology is None else as_topology(topology),
             Casts.of(cast),
-            choice(missing, "choice for missing", MISSING),
+            choice(missing, "missing", MISSING),
             tuple(plain_text(pattern, "pattern of whole") for pattern in several(whole, "patterns as whole")),
             byte_count(bucket_bytes, "bucket_bytes"),
             plan,

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from nccl_m2n.checks import made_by, several
+from nccl_m2n.checks import made_by, plain_text, several
 from nccl_m2n.dtypes import dtype_name, item_size
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.views import ArrayView, view_array
 from nccl_m2n.layout import Layout
+from nccl_m2n.layout.layout import as_layout
 from nccl_m2n.transport.base import Transport
 
 
@@ -34,6 +35,13 @@ class Parameter:
     layout: Layout | None = None
     array: Any | None = None
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        plain_text(self.name, "the name of a parameter")
+        if self.layout is not None:
+            as_layout(self.layout, f"the layout of parameter {self.name!r}")
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     def view(self) -> ArrayView | None:
         """The array under the dtype that the parameter declares; None where there is no array.
@@ -68,6 +76,9 @@ def parameters_of(given: Parameters, transport: Transport, rank: int, side: str)
                 f"expected {side} parameters of ranks 0 to {transport.size - 1}, got some of {strange[0]!r}"
             )
     elif len(transport.local_ranks) > 1 and given:
-        raise LayoutError("expected a mapping from rank to parameters, for this process drives several ranks")
+        raise LayoutError(
+            "expected a mapping from rank to parameters, for this process drives several ranks, got "
+            f"{type(given).__name__}"
+        )
     found = several(given.get(rank, ()) if isinstance(given, Mapping) else given, f"{side} parameters")
     return [made_by(one, Parameter, f"{side} parameter") for one in found]

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_m2n.checks import limit_seconds, whole_number
+from nccl_m2n.checks import limit_seconds, made_by, whole_number
 from nccl_m2n.dtypes import Cast
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
@@ -110,7 +110,7 @@ class Refit:
             made = PlanOptions(method, chunk_bytes, staging_bytes)
             return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made)
 
-        self._transport = transport
+        self._transport = made_by(transport, Transport, "the transport of a refit", error=TransportError)  # type: ignore[type-abstract]
         self._joined = join_sides(transport, (source, destination), options, names, load)
         self._staging = Staging(transport)
         self._subsets: OrderedDict[frozenset[str], Subset] = OrderedDict()  # the last used at the end

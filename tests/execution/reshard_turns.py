@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n import Layout, M2nError, Mesh, Replicate, Shard, reshard
+from nccl_m2n import Layout, LayoutError, M2nError, Mesh, Replicate, Shard, reshard
 from tests.scenarios import UNTOUCHED
 
 Call = dict[str, Any]
@@ -104,6 +104,26 @@ def known_problems_in_turns(transport: Any) -> list[str]:
     return [*wrong, f"{made} bindings were made of known problems"] if made else wrong
 
 
+def casts(transport: Any) -> list[str]:
+    """A cast that loses values is refused on every rank, unless it is asked for by name."""
+    turn = Turn(transport, sides(ONE, COLUMNS), (4, 8))
+    turn.arrays[1] = {rank: array.astype("float16") for rank, array in turn.arrays[1].items()}
+    whole = turn.fill(3)
+    wrong = []
+    try:
+        turn.call()
+        wrong.append("a cast to float16 was not refused")
+    except LayoutError as error:
+        if "pass dst_dtype='float16' if that is meant" not in str(error):
+            wrong.append(str(error))
+    turn.call(dst_dtype="float16")
+    return wrong + [
+        f"rank {rank}: {array.tolist()}"
+        for rank, array in turn.arrays[1].items()
+        if not np.array_equal(array, turn.layouts[1].slice_global(whole, rank))
+    ]
+
+
 def one_rank_names_another(transport: Any) -> list[str]:
     """Two problems are remembered, and rank 0 means the one while all others mean the other."""
     first, second = (Turn(transport, sides(ROWS, ends), (8, 8)) for ends in (COLUMNS, SWAPPED))
@@ -137,5 +157,6 @@ def refused(transport: Any, turn: Turn, error: str) -> list[str]:
 TURNS = {
     "source types in turns": source_types_in_turns,
     "known problems in turns": known_problems_in_turns,
+    "a cast to a narrower range": casts,
 }
 APART = {"one rank names another problem": one_rank_names_another}  # only where ranks are processes
