@@ -21,7 +21,7 @@ from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.agree import together
-from nccl_m2n.transport.base import Transport
+from nccl_m2n.transport.base import DeviceTransport, Transport
 from nccl_m2n.typing import Array, Ints, JsonObject
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _executor(
     transport: Transport, tasks: Mapping[int, Task], kinds: _Kinds, staging: Staging | None
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
-    if transport.memory == "host":
+    if not isinstance(transport, DeviceTransport):
         return HostExecutor(transport, tasks, wire, staging)
     from nccl_m2n.execution.device import DeviceExecutor
 
