@@ -71,7 +71,7 @@ class Ranks(ABC):
                 raise
             raise (TransferTimeout if late else TransportError)(told) from error
         if len({identity for identity, _ in came}) > 1:
-            raise _meeting_of_different([identity for identity, _ in came])
+            raise alike(_meeting_of_different([identity for identity, _ in came]), self)
         return [payload for _, payload in came]
 
     def require_usable(self) -> None:
@@ -130,6 +130,12 @@ class Ranks(ABC):
 
     def _part(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was made. Called once."""
+
+
+def alike(error: M2nError, ranks: Ranks) -> M2nError:
+    """An error that all ranks are about to raise, marked as such."""
+    error.raised_by = ranks.size
+    return error
 
 
 def not_there(ranks: Sequence[int]) -> str:
