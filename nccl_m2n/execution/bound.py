@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ class Executor(Protocol):
     """What runs the programs of this process's ranks."""
 
     staging_bytes: int
+    baseline_bytes: int
+    changes: Changes | None
 
     @property
     def busy(self) -> bool:
@@ -37,6 +40,9 @@ class Executor(Protocol):
 
     def finish(self, deadline: float | None) -> None:
         """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Take what some ranks have for lost, all if None."""
 
     def close(self) -> None:
         """Release everything."""
@@ -58,6 +64,26 @@ class Bound:
     def staging_bytes(self) -> int:
         """Bytes of staging that this process allocated."""
         return self._open().staging_bytes
+
+    @property
+    def baseline_bytes(self) -> int:
+        """Bytes that this process keeps of what it sent last; none without ``delta``."""
+        return self._open().baseline_bytes
+
+    @property
+    def changes(self) -> Changes | None:
+        """With ``delta``, how much changed in the last run, and what it sent; the same on every rank."""
+        return self._open().changes
+
+    def forget(self, ranks: Collection[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Every rank must call it alike.
+
+        For destinations whose arrays were written by others, or made anew. Without ``delta`` it does nothing.
+
+        Args:
+            ranks: Destination ranks; all if None.
+        """
+        self._open().forget(ranks)
 
     def run(self, stream: Any = None) -> None:
         """Start moving what the source arrays hold. Collective: every rank must call it.

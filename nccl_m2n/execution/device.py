@@ -7,11 +7,12 @@ round x + 1 sends. All tables, addresses and calls are prepared when bound; a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.kernels import CopyTables
 from nccl_m2n.execution.lower import ArrayTable, Task, Wire, lower, place
 from nccl_m2n.execution.staging import Staging
@@ -19,6 +20,7 @@ from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Stream
 
 
 class DeviceExecutor:
@@ -49,6 +51,8 @@ class DeviceExecutor:
             transport.prepare([message for by_round in listed for message in by_round[x]])
             for x in range(rounds)
         ]
+        self.baseline_bytes = 0
+        self.changes: Changes | None = None
         self.staging_bytes = sum(one.staging_bytes for one in self._ranks)
         self._graph: Any = None
         self._ran = False
@@ -57,6 +61,9 @@ class DeviceExecutor:
     def busy(self) -> bool:
         """Whether the device still works on the last run."""
         return self._ran and not all(one.finished.done for one in self._ranks)
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Nothing: every run sends everything."""
 
     def connect(self) -> None:
         """Make the connections that the program uses. Collective: only after all ranks have agreed."""
@@ -81,8 +88,8 @@ class DeviceExecutor:
                 ``__cuda_stream__``, or an integer handle; with ranks on several GPUs a mapping from rank
                 to stream. CuPy's current stream by default.
         """
-        callers = self._callers(stream)
-        with self._device_kept():
+        callers = callers_streams(stream, [(one.program.rank, one.device) for one in self._ranks])
+        with device_kept():
             self._run(callers)
 
     def _run(self, callers: list[Any]) -> None:
@@ -102,7 +109,7 @@ class DeviceExecutor:
         if self._graph is not None:
             return
         cupy = import_cupy()
-        with self._device_kept(), cupy.cuda.Device(self._ranks[0].device):
+        with device_kept(), cupy.cuda.Device(self._ranks[0].device):
             origin = cupy.cuda.Stream(non_blocking=True)
             origin.begin_capture()
             try:
@@ -139,25 +146,6 @@ class DeviceExecutor:
             if self._ran:
                 one.finished.synchronize()
         self._groups, self._ranks, self._staging = [], [], None
-
-    @contextmanager
-    def _device_kept(self) -> Iterator[None]:
-        """Leave the thread's current device as it was; launches for several GPUs change it."""
-        runtime = import_cupy().cuda.runtime
-        before = runtime.getDevice()
-        try:
-            yield
-        finally:
-            runtime.setDevice(before)
-
-    def _callers(self, stream: Any) -> list[Any]:
-        if isinstance(stream, Mapping):
-            return [stream_of(stream[one.program.rank], one.device) for one in self._ranks]
-        if stream is not None and len({one.device for one in self._ranks}) > 1:
-            raise TransportError(
-                "ranks on several GPUs need a stream each: pass a mapping from rank to stream, or none"
-            )
-        return [stream_of(stream, one.device) for one in self._ranks]
 
     def _launch_graph(self, callers: list[Any]) -> None:
         first = callers[0]
@@ -267,6 +255,32 @@ class _Rank:
         launch = self._launches[index]
         if launch is not None:
             launch.start(stream)
+
+
+@contextmanager
+def device_kept() -> Iterator[None]:
+    """Leave the thread's current device as it was; launches for several GPUs change it."""
+    runtime = import_cupy().cuda.runtime
+    before = runtime.getDevice()
+    try:
+        yield
+    finally:
+        runtime.setDevice(before)
+
+
+def callers_streams(stream: Stream, ranks: Sequence[tuple[int, int]]) -> list[Stream]:
+    """The stream of each rank, of which rank and GPU are given, out of what a caller said.
+
+    Raises:
+        TransportError: For one stream where ranks are on several GPUs.
+    """
+    if isinstance(stream, Mapping):
+        return [stream_of(stream[rank], device) for rank, device in ranks]
+    if stream is not None and len({device for _, device in ranks}) > 1:
+        raise TransportError(
+            "ranks on several GPUs need a stream each: pass a mapping from rank to stream, or none"
+        )
+    return [stream_of(stream, device) for _, device in ranks]
 
 
 def _drop_capture(stream: Any) -> None:

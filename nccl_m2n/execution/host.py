@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.descriptors import Mask, Table
 from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, lower, place
 from nccl_m2n.execution.memory import bytes_at, numpy_type
@@ -46,6 +47,8 @@ class HostExecutor:
         wire: Wire,
         staging: Staging | None = None,
     ) -> None:
+        self.baseline_bytes = 0
+        self.changes: Changes | None = None
         self.staging_bytes = 0
         self._staging: Staging | None = Staging(transport) if staging is None else staging
         self._rounds: list[PreparedRound] = []
@@ -84,6 +87,9 @@ class HostExecutor:
     def busy(self) -> bool:
         """Whether a started run has not been finished."""
         return self._pending
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Nothing: every run sends everything."""
 
     def connect(self) -> None:
         """Nothing: host transports are connected when they are made."""
@@ -156,7 +162,7 @@ def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
         extent = (*row["extent"][::-1].tolist(), int(row["run"]))
         types = _types(int(row["cast"]), int(row["source_unit"]), int(row["destination_unit"]))
         sides = [
-            _strided(int(row[side]), extent, (*row[f"{side}_stride"][::-1].tolist(), kind.itemsize), kind)
+            strided(int(row[side]), extent, (*row[f"{side}_stride"][::-1].tolist(), kind.itemsize), kind)
             for side, kind in zip(("source", "destination"), types, strict=True)
         ]
         for index in boxes_of_range(extent, int(row["start"]), int(row["stop"])):
@@ -171,7 +177,8 @@ def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype
     return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
-def _strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
+def strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
+    """An array of a shape at an address, with strides in bytes."""
     reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
     low = sum(r for r in reach if r < 0)
     size = sum(map(abs, reach)) + kind.itemsize

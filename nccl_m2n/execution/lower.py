@@ -217,7 +217,7 @@ def lower(
     copies["source"] += np.where(unpacked, address[chunk], 0)
     copies["destination"] += np.where(unpacked, 0, address[chunk])
     launch = chunks["round"][chunk] + np.where(unpacked, 2, 0)
-    local = _local_copies(program, sources, destinations)
+    local = local_copies(program, sources, destinations)
     spread = _spread(local, program.rounds)
     return Lowered(
         address,
@@ -225,7 +225,8 @@ def lower(
     )
 
 
-def _local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
+def local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
+    """Rows of `COPY` for what the rank has and needs itself."""
     local = program.local
     return join(
         sources.boxes(program.source_cells[local["source"]]),

@@ -167,5 +167,15 @@ class DeviceTransport(Transport):
         """
 
     @abstractmethod
+    def gather(self, buffers: Mapping[int, tuple[int, int]], nbytes: int, streams: Mapping[int, int]) -> None:
+        """Enqueue an all-gather of device memory. Collective.
+
+        Args:
+            buffers: For each local rank the address of its share, and of room for those of all ranks.
+            nbytes: Bytes of one rank's share.
+            streams: For each local rank the ``cudaStream_t`` that it goes on.
+        """
+
+    @abstractmethod
     def communicator(self, rank: int) -> Communicator:
         """The low-level handle of a local rank's communicator, for collectives of one's own."""

@@ -22,6 +22,7 @@ from nccl_m2n.transport.nccl_library import (
     address_of,
     checked,
     nccl_bindings,
+    one_group,
 )
 from nccl_m2n.transport.nccl_start import communicator_of
 from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT, Ranks
@@ -144,7 +145,7 @@ class NcclTransport(DeviceTransport):
             )
         self.graphs: weakref.WeakSet[HoldsGraph] = weakref.WeakSet()
         if self._host is None and len(self.local_ranks) < self.size:
-            self._host = DeviceExchange(self._gather_on_device, self)
+            self._host = DeviceExchange(self)
 
     # What every transport does
 
@@ -243,9 +244,19 @@ class NcclTransport(DeviceTransport):
                 f"{what} did not complete on rank {short_ranks(self.local_ranks)} within {took:.3g} s: {who}"
             )
 
-    def _gather_on_device(self, sent: int, received: int, nbytes: int, stream: int) -> None:
-        byte, handle = self._bindings.DataType.Int8, self._communicators[self.local_ranks[0]]
-        checked(self._bindings.all_gather, sent, received, nbytes, int(byte), handle, stream)
+    def gather(self, buffers: Mapping[int, tuple[int, int]], nbytes: int, streams: Mapping[int, int]) -> None:
+        """Enqueue an all-gather of device memory. Collective.
+
+        Args:
+            buffers: For each local rank the address of its share, and of room for those of all ranks.
+            nbytes: Bytes of one rank's share.
+            streams: For each local rank the ``cudaStream_t`` that it goes on.
+        """
+        self.require_usable()
+        all_gather, byte = self._bindings.all_gather, int(self._bindings.DataType.Int8)
+        with one_group(self):
+            for rank, (sent, received) in buffers.items():
+                all_gather(sent, received, nbytes, byte, self._communicators[rank], streams[rank])
 
     def check(self) -> None:
         """Raise if a communicator has failed since the last look.

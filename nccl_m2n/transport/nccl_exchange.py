@@ -22,12 +22,11 @@ class DeviceExchange(Ranks):
     """All-gather of byte strings by way of device memory. Collective, one at a time.
 
     Args:
-        gather: Enqueues NCCL's all-gather: addresses sent and received, bytes a rank, stream.
-        transport: Whose ranks these are, one a process: it waits for the device.
+        transport: Whose ranks these are, one a process.
     """
 
-    def __init__(self, gather: Callable[[int, int, int, int], None], transport: DeviceTransport) -> None:
-        self._enqueue, self._transport = gather, transport
+    def __init__(self, transport: DeviceTransport) -> None:
+        self._transport = transport
         self.size, self.local_ranks, self.timeout = transport.size, transport.local_ranks, transport.timeout
 
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
@@ -43,7 +42,8 @@ class DeviceExchange(Ranks):
         return "a peer is gone or late"
 
     def _rows(self, mine: Bytes, deadline: float) -> Bytes:
-        cupy, device = import_cupy(), self._transport.devices[self.local_ranks[0]]
+        cupy, (rank,) = import_cupy(), self.local_ranks
+        device = self._transport.devices[rank]
         with cupy.cuda.Device(device):
             stream = cupy.cuda.Stream(non_blocking=True)
             with stream:
@@ -51,7 +51,8 @@ class DeviceExchange(Ranks):
 
             def start() -> None:
                 cupy.cuda.runtime.setDevice(device)
-                self._enqueue(sent.data.ptr, received.data.ptr, len(mine), stream.ptr)
+                ends = {rank: (sent.data.ptr, received.data.ptr)}
+                self._transport.gather(ends, len(mine), {rank: stream.ptr})
 
             try:
                 run_within(max(0.0, deadline - time.monotonic()), "NCCL's connecting for it", start)

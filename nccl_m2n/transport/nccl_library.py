@@ -8,7 +8,8 @@ launched half recorded, which hangs the peers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from nccl_m2n.checks import whole_number
@@ -62,6 +63,33 @@ def checked(call: Callable[..., Any], *arguments: Any) -> Any:
         raise TransportError(f"{call.__name__} failed: {error}. NCCL_DEBUG=WARN tells more") from None
 
 
+@contextmanager
+def one_group(ranks: Ranks) -> Iterator[None]:
+    """All calls inside become one group. What NCCL refuses gives the ranks up: half a group may be on its way.
+
+    Raises:
+        TransportError: In place of NCCL's own.
+    """
+    bindings = nccl_bindings()
+    bindings.group_start()
+    try:
+        yield
+    except BaseException as error:
+        with suppress(bindings.NCCLError):  # it repeats the error that is being raised
+            bindings.group_end()
+        raise _refused(ranks, error) from error
+    try:
+        bindings.group_end()
+    except BaseException as error:
+        raise _refused(ranks, error) from error
+
+
+def _refused(ranks: Ranks, error: BaseException) -> BaseException:
+    said = f"NCCL refused a group of messages: {error or type(error).__name__}"
+    ranks.abort(f"broke: {said}")
+    return TransportError(said) if isinstance(error, Exception) else error
+
+
 class PreparedGroup(PreparedRound):
     """One round's messages as one NCCL group, on prepared integers.
 
@@ -73,8 +101,8 @@ class PreparedGroup(PreparedRound):
     def __init__(
         self, ranks: Ranks, calls: Sequence[tuple[int, Communicator, list[tuple[Library, int, int, int]]]]
     ) -> None:
-        self._transport, self._calls, self._bindings = ranks, list(calls), nccl_bindings()
-        self._byte = int(self._bindings.DataType.Int8)
+        self._transport, self._calls = ranks, list(calls)
+        self._byte = int(nccl_bindings().DataType.Int8)
 
     def start(self, stream: Mapping[int, int] | None = None) -> None:
         """Enqueue the group.
@@ -92,30 +120,10 @@ class PreparedGroup(PreparedRound):
         self._transport.require_usable()
         streams, byte = stream or {}, self._byte
         by_rank = [(calls, handle, streams[rank]) for rank, handle, calls in self._calls]
-        bindings = self._bindings
-        bindings.group_start()
-        try:
+        with one_group(self._transport):
             for calls, handle, on in by_rank:
                 for call, pointer, count, peer in calls:
                     call(pointer, count, byte, peer, handle, on)
-        except BaseException as error:
-            self._leave_group()
-            raise self._refused(error) from error
-        try:
-            bindings.group_end()
-        except BaseException as error:
-            raise self._refused(error) from error
 
     def finish(self, deadline: float | None = None) -> None:
         """Nothing: the stream waits."""
-
-    def _leave_group(self) -> None:
-        try:
-            self._bindings.group_end()
-        except self._bindings.NCCLError:  # it repeats the error that is being raised
-            pass
-
-    def _refused(self, error: BaseException) -> BaseException:
-        said = f"NCCL refused a group of messages: {error or type(error).__name__}"
-        self._transport.abort(f"broke: {said}")
-        return TransportError(said) if isinstance(error, Exception) else error
