@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
@@ -32,7 +33,7 @@ class Executor(Protocol):
     def connect(self) -> None:
         """Make connections, once all ranks have agreed. Collective."""
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """Start a run, after the last one; on a device, enqueue all of it and return at once."""
 
     def capture(self) -> None:
@@ -55,10 +56,12 @@ class Bound:
     hold, and `wait` ends it.
     """
 
-    def __init__(self, plan: Plan, transport: Transport, executor: Any, owners: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport, executor: Executor, owners: Sequence[object]
+    ) -> None:
         self.plan, self.transport = plan, transport
         self._executor: Executor | None = executor
-        self._owners: Sequence[Any] = owners  # keeps the arrays alive
+        self._owners: Sequence[object] = owners  # keeps the arrays alive
 
     @property
     def staging_bytes(self) -> int:
@@ -85,7 +88,7 @@ class Bound:
         """
         self._open().forget(ranks)
 
-    def run(self, stream: Any = None) -> None:
+    def run(self, stream: Stream = None) -> None:
         """Start moving what the source arrays hold. Collective: every rank must call it.
 
         In host memory the bytes move while `wait` waits; until then neither side's arrays may be touched. On
@@ -125,7 +128,7 @@ class Bound:
         executor = self._open()
         self._guard(lambda: executor.finish(deadline))
 
-    def _guard(self, work: Any) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:

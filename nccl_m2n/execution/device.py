@@ -14,13 +14,13 @@ from typing import Any
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.kernels import CopyTables
-from nccl_m2n.execution.lower import ArrayTable, Task, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Task, Wire, arrange, lower
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.typing import Stream
+from nccl_m2n.typing import Library, Stream
 
 
 class DeviceExecutor:
@@ -54,7 +54,7 @@ class DeviceExecutor:
         self.baseline_bytes = 0
         self.changes: Changes | None = None
         self.staging_bytes = sum(one.staging_bytes for one in self._ranks)
-        self._graph: Any = None
+        self._graph: Library = None
         self._ran = False
 
     @property
@@ -80,7 +80,7 @@ class DeviceExecutor:
         """Device memory held for copy tables by all local ranks."""
         return sum(one.tables.nbytes for one in self._ranks)
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """Enqueue one whole reshard and return; nothing is planned, sliced or allocated.
 
         Args:
@@ -92,7 +92,7 @@ class DeviceExecutor:
         with device_kept():
             self._run(callers)
 
-    def _run(self, callers: list[Any]) -> None:
+    def _run(self, callers: list[Stream]) -> None:
         for one, caller in zip(self._ranks, callers, strict=True):
             if self._ran:  # on another stream, perhaps: staging and tables serve one run at a time
                 caller.wait_event(one.finished)
@@ -147,7 +147,7 @@ class DeviceExecutor:
                 one.finished.synchronize()
         self._groups, self._ranks, self._staging = [], [], None
 
-    def _launch_graph(self, callers: list[Any]) -> None:
+    def _launch_graph(self, callers: list[Stream]) -> None:
         first = callers[0]
         for one, caller in zip(self._ranks[1:], callers[1:], strict=True):
             if caller.ptr != first.ptr or one.device != self._ranks[0].device:
@@ -160,7 +160,7 @@ class DeviceExecutor:
             for caller in callers[1:]:
                 caller.wait_event(joined)
 
-    def _enqueue(self, callers: list[Any]) -> None:
+    def _enqueue(self, callers: list[Stream]) -> None:
         """All copies and groups, ordered after the callers' streams and before whatever comes next there."""
         for one, caller in zip(self._ranks, callers, strict=True):
             one.open(caller, alone=len(self._ranks) == 1)
@@ -189,7 +189,7 @@ class _Rank:
     ) -> None:
         cupy = import_cupy()
         self.device, self.program = device, program
-        placement = place(program, sources, destinations, wire)
+        arranged = arrange(program, sources, destinations, wire)
         with cupy.cuda.Device(device):
             self._own_main = cupy.cuda.Stream(non_blocking=True)
             self._side = cupy.cuda.Stream(non_blocking=True)
@@ -197,10 +197,10 @@ class _Rank:
                 cupy.cuda.Event(disable_timing=True) for _ in range(4)
             )
         self.main = self._own_main
-        self.staging_bytes = placement.staging_bytes
+        self.staging_bytes = arranged.staging_bytes
         send = staging.take(program.rank, self.staging_bytes)
-        receive = send + 2 * placement.send_slot_bytes
-        lowered = lower(program, placement, sources, destinations, send, receive)
+        receive = send + 2 * arranged.send_half_bytes
+        lowered = lower(program, arranged, sources, destinations, send, receive)
         self._address = lowered.address
         self.tables = CopyTables(lowered.launches, device)
         self._launches = self.tables.launches
@@ -218,7 +218,7 @@ class _Rank:
             by_round[x].append(Message(self.program.rank, peer, bool(send), DeviceBuffer(pointer, nbytes)))
         return by_round
 
-    def open(self, caller: Any, *, alone: bool) -> None:
+    def open(self, caller: Stream, *, alone: bool) -> None:
         """Start after the caller's work, on the caller's stream unless ranks would meet there."""
         if alone:
             self.main = caller
@@ -242,7 +242,7 @@ class _Rank:
             self._side.record(self._copies_done)
         self.main.record(self._group_done)
 
-    def finish(self, rounds: int, caller: Any) -> None:
+    def finish(self, rounds: int, caller: Stream) -> None:
         """Unpack the last round, and let the caller's stream go on after it."""
         if rounds > 0:
             self.before_group(rounds)
@@ -251,7 +251,7 @@ class _Rank:
             self.main.record(self.forked)
             caller.wait_event(self.forked)
 
-    def _start(self, index: int, stream: Any) -> None:
+    def _start(self, index: int, stream: Stream) -> None:
         launch = self._launches[index]
         if launch is not None:
             launch.start(stream)
@@ -272,9 +272,12 @@ def callers_streams(stream: Stream, ranks: Sequence[tuple[int, int]]) -> list[St
     """The stream of each rank, of which rank and GPU are given, out of what a caller said.
 
     Raises:
-        TransportError: For one stream where ranks are on several GPUs.
+        TransportError: For one stream where ranks are on several GPUs, or none for one of them.
     """
     if isinstance(stream, Mapping):
+        missing = [rank for rank, _ in ranks if rank not in stream]
+        if missing:
+            raise TransportError(f"expected a stream for each rank of this process, got none for {missing}")
         return [stream_of(stream[rank], device) for rank, device in ranks]
     if stream is not None and len({device for _, device in ranks}) > 1:
         raise TransportError(
@@ -283,7 +286,7 @@ def callers_streams(stream: Stream, ranks: Sequence[tuple[int, int]]) -> list[St
     return [stream_of(stream, device) for _, device in ranks]
 
 
-def _drop_capture(stream: Any) -> None:
+def _drop_capture(stream: Stream) -> None:
     """End a capture that failed, so that the stream can be released; its own error adds nothing."""
     try:
         stream.end_capture()

@@ -10,7 +10,7 @@ from nccl_m2n.execution.delta.entries import ALIGN
 from nccl_m2n.execution.delta.kernels import ArrivalTables, OutgoingTables
 from nccl_m2n.execution.delta.wide import WideProgram, WideRun
 from nccl_m2n.execution.kernels import CopyTables
-from nccl_m2n.execution.lower import ArrayTable, Wire, launches, local_copies, place
+from nccl_m2n.execution.lower import ArrayTable, Wire, arrange, launches, local_copies
 from nccl_m2n.layout.intervals import offsets
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, Message
@@ -200,9 +200,9 @@ class PackLaunches:
         scratch: int,
         device: int,
     ) -> None:
-        placement = place(program, sources, destinations, wire)
-        packed = ~program.chunks["received"][placement.chunk]
-        copies, chunk = placement.copies[packed], placement.chunk[packed]
+        arranged = arrange(program, sources, destinations, wire)
+        packed = ~program.chunks["received"][arranged.chunk]
+        copies, chunk = arranged.copies[packed], arranged.chunk[packed]
         copies["destination"] += scratch + program.chunks["offset"][chunk]
         local = local_copies(program, sources, destinations)
         self.packs = program.rounds

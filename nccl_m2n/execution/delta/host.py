@@ -22,7 +22,7 @@ from nccl_m2n.execution.delta.entries import ALIGN, DENSE, changed_units, decode
 from nccl_m2n.execution.delta.scatter import Scatter
 from nccl_m2n.execution.delta.wide import WideProgram, WideRun
 from nccl_m2n.execution.host import launch_copies, launch_moves
-from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, launches, local_copies, place
+from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, arrange, launches, local_copies
 from nccl_m2n.layout.intervals import offsets
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.program import Program
@@ -229,12 +229,12 @@ def _lowered(
     program: Program, sources: ArrayTable, destinations: ArrayTable, wire: Wire, scratch: int
 ) -> Lowered:
     """One launch a chunk, between the user's arrays and a chunk at `scratch`, and one for what stays on the rank."""
-    placement = place(program, sources, destinations, wire, alignment=1)
-    copies = placement.copies.copy()
-    received = program.chunks["received"][placement.chunk]
+    arranged = arrange(program, sources, destinations, wire, alignment=1)
+    copies = arranged.copies.copy()
+    received = program.chunks["received"][arranged.chunk]
     copies["source"] += np.where(received, scratch, 0)
     copies["destination"] += np.where(received, 0, scratch)
     local = local_copies(program, sources, destinations)
     count = len(program.chunks)
-    number = np.concatenate([placement.chunk, np.full(len(local), count)])
+    number = np.concatenate([arranged.chunk, np.full(len(local), count)])
     return Lowered(np.zeros(0, np.int64), launches(np.concatenate([copies, local]), number, count + 1))
