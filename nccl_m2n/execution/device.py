@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.delta.changes import Changes
