@@ -112,7 +112,7 @@ def fill_buckets(transfers: Sequence[Transfer], bucket_bytes: int) -> list[list[
     room = 0
     for transfer in transfers:
         size = _padded(transfer)
-        if size > room:
+        if not buckets or size > room:  # the first may have no bytes
             buckets.append([])
             room = max(bucket_bytes, size)
         buckets[-1].append(transfer)
