@@ -73,6 +73,20 @@ def bind(
             f"expected a transport to bind to, got {type(transport).__name__}; make a LocalTransport, an MpiTransport "
             "or an NcclTransport"
         )
+    bound = Bound(plan, transport, partial(_prepare, plan, transport, delta), staging)
+    bound.take(sources, destinations)
+    return bound
+
+
+def _prepare(
+    plan: Plan,
+    transport: Transport,
+    delta: bool | str,
+    sources: GivenArrays,
+    destinations: GivenArrays,
+    staging: Staging,
+) -> tuple[Executor, list[ArrayView]]:
+    """What runs the plan, and what keeps the arrays alive. Collective."""
     ranks, facts = transport.local_ranks, {"the plan": plan.digest, "delta": bool(delta)}
     kinds = _Kinds(plan.transfers)
     given = cache(
@@ -105,7 +119,7 @@ def bind(
         raise
     (executor,) = executors
     executor.connect()
-    return Bound(plan, transport, executor, owners)
+    return executor, owners
 
 
 def _facts(plan: Plan) -> JsonObject:
@@ -127,7 +141,7 @@ def _executor(
     transport: Transport,
     tasks: Mapping[int, Task],
     kinds: _Kinds,
-    staging: Staging | None,
+    staging: Staging,
     delta: bool | str,
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))

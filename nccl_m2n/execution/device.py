@@ -30,7 +30,7 @@ class DeviceExecutor:
         transport: An `NcclTransport`.
         tasks: For each local rank its program and its source and destination arrays.
         wire: What elements are on the wire.
-        staging: Where to take staging from; None allocates it.
+        staging: Where to take staging from.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class DeviceExecutor:
         transport: Any,
         tasks: Mapping[int, Task],
         wire: Wire,
-        staging: Staging | None = None,
+        staging: Staging,
     ) -> None:
         self._transport = transport
-        self._staging: Staging | None = Staging(transport) if staging is None else staging
+        self._staging: Staging | None = staging
         self._ranks = [
             _Rank(transport.devices[rank], self._staging, *task, wire) for rank, task in sorted(tasks.items())
         ]
