@@ -15,12 +15,11 @@ import numpy as np
 
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.delta.changes import Changes
-from nccl_m2n.execution.delta.chunks import Chunks
 from nccl_m2n.execution.delta.device_rank import DeviceRank
-from nccl_m2n.execution.delta.wide import WideRun
 from nccl_m2n.execution.device import callers_streams, device_kept
 from nccl_m2n.execution.lower import Task, Wire
 from nccl_m2n.planning import Plan
+from nccl_m2n.planning.delta import Chunks, WideRun
 from nccl_m2n.transport.base import DeviceTransport
 from nccl_m2n.typing import Ints, Stream
 
