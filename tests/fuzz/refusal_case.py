@@ -24,6 +24,11 @@ def _put(array: Any, where: tuple[Arrays, Arrays], side: int, rank: int, name: s
     return True
 
 
+def _squeezed(shape: tuple[int, ...]) -> list[int]:
+    """Without dimensions of extent 1, which may be there or not."""
+    return [n for n in shape if n != 1]
+
+
 def _shape(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
     local = t.sides[side].local_shapes[rank]
     return _put(np.zeros((*local, 3), numpy_dtype(t.dtypes[side])), arrays, side, rank, t.name)
@@ -33,14 +38,14 @@ def _flat(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, A
     """As many elements in fewer dimensions."""
     local = t.sides[side].local_shapes[rank]
     flat = np.zeros(math.prod(local), numpy_dtype(t.dtypes[side]))
-    return len(local) > 1 and _put(flat, arrays, side, rank, t.name)
+    return len(_squeezed(local)) > 1 and _put(flat, arrays, side, rank, t.name)
 
 
 def _swapped(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
     """As many elements in as many dimensions, of other extents."""
     local = t.sides[side].local_shapes[rank]
     swapped = np.zeros(local[::-1], numpy_dtype(t.dtypes[side]))
-    return local != local[::-1] and _put(swapped, arrays, side, rank, t.name)
+    return _squeezed(local) != _squeezed(local[::-1]) and _put(swapped, arrays, side, rank, t.name)
 
 
 def _dtype(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
