@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
+from nccl_m2n.execution.given import GivenArrays
+from nccl_m2n.execution.staging import Staging
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
@@ -21,6 +25,8 @@ class Executor(Protocol):
     """What runs the programs of this process's ranks."""
 
     staging_bytes: int
+    baseline_bytes: int
+    changes: Changes | None
 
     @property
     def busy(self) -> bool:
@@ -29,7 +35,7 @@ class Executor(Protocol):
     def connect(self) -> None:
         """Make connections, once all ranks have agreed. Collective."""
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """Start a run, after the last one; on a device, enqueue all of it and return at once."""
 
     def capture(self) -> None:
@@ -38,8 +44,15 @@ class Executor(Protocol):
     def finish(self, deadline: float | None) -> None:
         """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
 
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Take what some ranks have for lost, all if None."""
+
     def close(self) -> None:
         """Release everything."""
+
+
+# Makes what runs a plan on some source and destination arrays, and what keeps these alive. Collective.
+Prepare: TypeAlias = Callable[[GivenArrays, GivenArrays, Staging], tuple[Executor, Sequence[object]]]
 
 
 class Bound:
@@ -49,17 +62,69 @@ class Bound:
     hold, and `wait` ends it.
     """
 
-    def __init__(self, plan: Plan, transport: Transport, executor: Any, owners: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport, prepare: Prepare, staging: Staging | None = None
+    ) -> None:
         self.plan, self.transport = plan, transport
-        self._executor: Executor | None = executor
-        self._owners: Sequence[Any] = owners  # keeps the arrays alive
+        self._prepare, self._shared_staging = prepare, staging
+        self._executor: Executor | None = None
+        self._arrays: tuple[GivenArrays, GivenArrays] = ({}, {})
+        self._owners: Sequence[object] = ()  # keeps the arrays alive
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of staging that this process allocated."""
         return self._open().staging_bytes
 
-    def run(self, stream: Any = None) -> None:
+    @property
+    def baseline_bytes(self) -> int:
+        """Bytes that this process keeps of what it sent last; none without ``delta``."""
+        return self._open().baseline_bytes
+
+    @property
+    def changes(self) -> Changes | None:
+        """With ``delta``, how much changed in the last run, and what it sent; the same on every rank."""
+        return self._open().changes
+
+    def forget(self, ranks: Collection[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Every rank must call it alike.
+
+        For destinations whose arrays were written by others, or made anew. Without ``delta`` it does nothing.
+
+        Args:
+            ranks: Destination ranks; all if None.
+        """
+        self._open().forget(ranks)
+
+    def rebind(self, sources: GivenArrays | None = None, destinations: GivenArrays | None = None) -> None:
+        """Go on with other arrays of the same plan, as an engine has them that slept and gave its memory away.
+
+        Collective, like `Plan.bind`: ranks whose arrays stay call it without any. If an array does not fit, every
+        rank raises, and the arrays are those of before.
+
+        Args:
+            sources: As for `Plan.bind`; None: as before.
+            destinations: Likewise.
+
+        Raises:
+            LayoutError: For an array that does not fit, is missing, left over, read-only, or overlaps another.
+            TransportError: If this is closed.
+        """
+        self.wait()
+        self.take(
+            self._arrays[0] if sources is None else sources,
+            self._arrays[1] if destinations is None else destinations,
+        )
+
+    def take(self, sources: GivenArrays, destinations: GivenArrays) -> None:
+        """Prepare to run on some arrays, in place of those of before. Collective, and part of `Plan.bind`."""
+        staging = self._shared_staging or Staging(self.transport)
+        executor, self._owners = self._prepare(sources, destinations, staging)
+        if self._executor is not None:
+            self._executor.close()
+        self._executor, self._arrays = executor, (dict(sources), dict(destinations))
+
+    def run(self, stream: Stream = None) -> None:
         """Start moving what the source arrays hold. Collective: every rank must call it.
 
         In host memory the bytes move while `wait` waits; until then neither side's arrays may be touched. On
@@ -99,7 +164,7 @@ class Bound:
         executor = self._open()
         self._guard(lambda: executor.finish(deadline))
 
-    def _guard(self, work: Any) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:
@@ -114,7 +179,7 @@ class Bound:
 
     def forget_arrays(self) -> None:
         """Stop keeping the arrays alive: from now on the caller has to, whenever this runs."""
-        self._owners = ()
+        self._owners, self._arrays = (), ({}, {})
 
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
@@ -125,7 +190,7 @@ class Bound:
             if executor.busy:
                 self.wait()
             executor.close()
-        self._executor, self._owners = None, ()
+        self._executor, self._owners, self._arrays, self._shared_staging = None, (), ({}, {}), None
 
     def __del__(self) -> None:
         executor = self._executor

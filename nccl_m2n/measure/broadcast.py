@@ -35,7 +35,7 @@ class GatherBroadcast:
     def __init__(self, setting: Setting, *, bucket_bytes: int) -> None:
         self._transport = cast("NcclTransport", setting.transport)
         transfers, self._rank = setting.transfers, setting.rank
-        self._sources, self._destinations = setting.arrays
+        self._sources, self._destinations = (side[self._rank] for side in setting.arrays)
         self._root = min(t.source.ranks[0] for t in transfers)
         targets = sorted({r for t in transfers for r in t.destination.ranks} - {self._root})
         self._net = Collectives(self._transport)

@@ -110,7 +110,7 @@ class EverySourceBroadcasts:
 
     def __init__(self, setting: Setting) -> None:
         cupy, self._rank, self._transfers = setting.memory.library, setting.rank, setting.transfers
-        self._sources, self._destinations = setting.arrays
+        self._sources, self._destinations = (side[self._rank] for side in setting.arrays)
         self._source, self._destination = self._transfers[0].source, self._transfers[0].destination
         self._net = Collectives(cast("NcclTransport", setting.transport))
         self._casters = _first_holders(self._source)

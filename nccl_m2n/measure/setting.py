@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from nccl_m2n.typing import Array, Json, JsonObject, Library, Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.transport.nccl import NcclTransport
+
+
+Arrays: TypeAlias = dict[int, dict[str, Array]]  # by rank and name
 
 
 class Method(Protocol):
@@ -131,17 +134,10 @@ class Setting:
         return self.transport.local_ranks[0]
 
     @cached_property
-    def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Source and destination arrays as `Plan.bind` takes them."""
-        if len(self.stacks) == 1:
-            source, destination = self.stacks[self.rank]
-            return by_name(source), by_name(destination)
-        sides: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
-        for rank, pair in self.stacks.items():
-            for side, made in zip(sides, pair, strict=True):
-                for name, array in by_name(made).items():
-                    side.setdefault(name, {})[rank] = array
-        return sides
+    def arrays(self) -> tuple[Arrays, Arrays]:
+        """Source and destination arrays, by rank and name."""
+        source, destination = ({r: by_name(pair[side]) for r, pair in self.stacks.items()} for side in (0, 1))
+        return source, destination
 
     def spoil(self) -> None:
         """Overwrite all destination arrays, so that what a method leaves out is seen."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import expand
 from nccl_m2n.planning.bundles import Bundles
 from nccl_m2n.planning.feeds import make_chains, single_feeds
 from nccl_m2n.planning.options import METHOD_NAMES
-from nccl_m2n.planning.routes import FLOW, HOP, Routes, hop_rows, route_chains, sort_hops
+from nccl_m2n.planning.ranksets import RankTable
+from nccl_m2n.planning.routes import FLOW, HOP, Routes, hand_out, hop_rows, route_chains, sort_hops
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.typing import Ints, Table
 
@@ -56,8 +56,9 @@ def gather_broadcast(bundles: Bundles, topology: Topology) -> Routes:
         if not inside:
             made.append(_between(every, np.full(len(every), last), entry, depth, domain_of))
             depth = depth + 1
-        row, k = expand(np.full(len(every), len(members)))
-        made.append(_between(row, np.full(len(row), entry), members[k], depth[row], domain_of))
+        group = np.union1d(members, [entry])
+        whole = RankTable(np.array([len(group)]), group)
+        made.append(hand_out(whole, np.zeros_like(every), every, np.full_like(every, entry), depth))
         last = entry
     hops = np.concatenate(made)
     hops = hops[hops["destination"] != hops["source"]]

@@ -26,6 +26,7 @@ ROUNDS_SINGLE_HOP = 8
 MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
+GOLDEN = 2654435769  # 2**32 times the golden ratio's fraction
 CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
 MIN_CHUNK = 64 << 10  # bytes; flows are not spread thinner than this for the sake of balance
 # Flows of at least this part of the busiest NIC's bytes take turns on it, if the fullest NICs of all rounds together
@@ -56,12 +57,13 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     rounds = max(rounds, -(-2 * staged // staging_bytes))
     while True:
         chunk = -(-longest // (rounds * ALIGN)) * ALIGN
-        made = _set_chunks(routes, world, chunk if chunk_bytes is None else min(chunk, chunk_bytes))
+        made = _set_chunks(routes, chunk if chunk_bytes is None else min(chunk, chunk_bytes))
         if chunk_bytes is None and made > 1 and not _take_turns(routes, world, crossing, made):
             gentle = min(crossing // PORT_BYTES, MAX_GENTLE_ROUNDS)
             if rounds < gentle and _senders_meet(routes, crossing):
                 rounds = gentle
                 continue
+        made = _cap_groups(routes, world, made)
         # Where even a single round fits there is nothing to count.
         if 4 * staged <= staging_bytes or longest <= rounds * ALIGN:
             return made
@@ -98,20 +100,40 @@ def _loads(routes: Routes, world: int) -> tuple[int, int, int]:
     return int(loads[:2].max()), int(loads[2:].max()), int(staged.max())
 
 
-def _set_chunks(routes: Routes, world: int, chunk: int) -> int:
+def _set_chunks(routes: Routes, chunk: int) -> int:
     """Cut flows in chunks of about `chunk` bytes; return the rounds that it takes."""
-    flows, hops = routes.flows, routes.hops
+    flows = routes.flows
     size = flows["stop"] - flows["start"]
     largest = max(chunk // ALIGN * ALIGN, ALIGN)  # cuts fall on multiples of ALIGN
     most = -(-int(size.max()) // largest)
     # As many chunks as rounds, so that each round loads each NIC in proportion to its total; smaller flows less.
     flows["chunks"] = np.minimum(np.maximum(-(-size // largest), size // MIN_CHUNK), most)
-    messages = np.zeros(world, np.int64)
-    for end in ("source", "destination"):
-        np.add.at(messages, hops[end], flows["chunks"][hops["flow"]])
-    rounds = max(int(flows["chunks"].max()), -(-int(messages.max()) // MAX_MESSAGES))
+    rounds = int(flows["chunks"].max())
     turns = _turns(flows["sender"], _first_hops(routes)["destination"])
     flows["phase"] = turns * flows["chunks"] % rounds
+    return rounds
+
+
+def _cap_groups(routes: Routes, world: int, rounds: int) -> int:
+    """Spread chunks over more rounds until no rank has more messages in one than a group may hold; return the rounds.
+
+    A flow has at most one chunk in a round, so a rank with few hops needs no counting.
+    """
+    hops, flows = routes.hops, routes.flows
+    rank = np.concatenate([hops["source"], hops["destination"]])
+    if int(np.bincount(rank).max()) <= MAX_MESSAGES:
+        return rounds
+    flow, depth = np.tile(hops["flow"], 2), np.tile(hops["depth"], 2)
+    deepest, most = int(depth.max()), rounds + int(flows["chunks"].sum())
+    one = np.ones(len(flow), np.int64)
+    while rounds < most:  # by then no two chunks leave in one round
+        largest = int(_fullest_round(flows[flow], one, rank, depth, world, rounds + deepest).max())
+        if largest <= MAX_MESSAGES:
+            break
+        rounds = -(-rounds * largest // MAX_MESSAGES)
+        # Turns may repeat among flows that share only a rank that they are handed on to. Multiples of the golden ratio
+        # lie evenly for any flows that follow each other, few or many.
+        flows["phase"] = (np.arange(len(flows)) * GOLDEN % 2**32) * rounds >> 32
     return rounds
 
 
@@ -223,23 +245,48 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
         return np.zeros(world, np.int64)
     packing = hops["flow"][opens(hops["flow"])]  # each flow once
     depth = int(hops["depth"].max())
-    packed = _fullest_round(routes.flows[packing], routes.flows["sender"][packing], 0, world, rounds)
+    packed = _fullest_round(
+        routes.flows[packing],
+        _chunk_sizes(routes.flows[packing]),
+        routes.flows["sender"][packing],
+        0,
+        world,
+        rounds,
+    )
     received = _fullest_round(
-        routes.flows[hops["flow"]], hops["destination"], hops["depth"], world, rounds + depth
+        routes.flows[hops["flow"]],
+        _chunk_sizes(routes.flows)[hops["flow"]],
+        hops["destination"],
+        hops["depth"],
+        world,
+        rounds + depth,
     )
     return 2 * (packed + received)
 
 
-def _fullest_round(flows: Table, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
-    """Bytes, by rank, of the fullest round when each flow passes its rank `late` rounds after its start."""
+def _chunk_sizes(flows: Table) -> Ints:
+    """Bytes of the chunks of each flow, at most."""
+    units = -(-(flows["stop"] - flows["start"]) // ALIGN)
+    return -(-units // flows["chunks"]) * ALIGN
+
+
+def _fullest_round(flows: Table, weight: Ints, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
+    """What chunks weigh, by rank, in the fullest round when each flow passes its rank `late` rounds after its start.
+
+    Args:
+        flows: The flows, one row each time that one passes a rank.
+        weight: Of one chunk of each row.
+        rank: The rank of each row.
+        late: Rounds after the flow's start.
+        world: One more than the highest rank.
+        rounds: All rounds.
+    """
     late = np.broadcast_to(late, len(flows))
     first_hops = rounds - int(late.max(initial=0))
     chunks = flows["chunks"]
-    units = -(-(flows["stop"] - flows["start"]) // ALIGN)
-    largest = -(-units // chunks) * ALIGN  # bytes of a chunk, at most
     steady = chunks == first_hops  # a chunk in every round
     base = np.zeros(world, np.int64)
-    np.add.at(base, rank[steady], largest[steady])
+    np.add.at(base, rank[steady], weight[steady])
     if steady.all():
         return base
     rest = np.flatnonzero(~steady)
@@ -247,7 +294,7 @@ def _fullest_round(flows: Table, rank: Ints, late: Ints | int, world: int, round
     for some in np.array_split(rest, 1 + int(chunks[rest].sum()) // CHUNKS_AT_ONCE):
         n = chunks[some]
         j, first = expand(n)[1], rank[some] * rounds + late[some]
-        columns = (flows["phase"][some], n, first, largest[some])
+        columns = (flows["phase"][some], n, first, weight[some])
         phase, divisor, first, size = (np.repeat(column, n) for column in columns)
         load += np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
     return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)

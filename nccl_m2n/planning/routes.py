@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nccl_m2n.layout.intervals import offsets, opens
+from nccl_m2n.layout.intervals import expand, lengths, offsets, opens
 from nccl_m2n.planning.bundles import Bundles
 from nccl_m2n.planning.feeds import Chains
 from nccl_m2n.planning.ranksets import RankTable
@@ -36,6 +36,11 @@ HOP = np.dtype(
     ],
     align=True,
 )
+
+
+# To so many a rank hands a chunk of one flow in one round; a quarter of what a group may hold (`rounds.MAX_MESSAGES`),
+# since it may hand on several flows and receives others meanwhile.
+FAN_OUT = 256
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,12 @@ def _rails(bundles: Bundles, table: RankTable, topology: Topology) -> Ints:
 
 
 def _merge(bundle: Ints, start: Ints, stop: Ints, sender: Ints) -> tuple[Ints, Table]:
-    """Number the flows; what one sender feeds to several chains is one flow, packed once."""
+    """Number the flows; what one sender feeds to several chains is one flow, packed once, up to `FAN_OUT` of them."""
     sort = np.lexsort((stop, sender, start, bundle))
     key = np.stack([bundle, start, sender, stop])[:, sort]
     new = opens(*key)
+    first = np.flatnonzero(new)
+    new[expand(lengths(first, len(sort)))[1] % FAN_OUT == 0] = True
     flow = np.empty(len(sort), np.int64)
     flow[sort] = np.cumsum(new) - 1
     flows = np.zeros(int(new.sum()), FLOW)
@@ -130,12 +137,44 @@ def _hops(
         going, found = going[reached], found[reached]
         entry, feed = entries.rank[found], entries.row[found]
         made.append(hop_rows(flow[going], source[going], entry, depth, feeds.network[feed]))
-        row, member = table.members(feeds.needers[feed])
-        other = member != entry[row]
-        row, member = row[other], member[other]
-        made.append(hop_rows(flow[going][row], entry[row], member, depth + 1, np.zeros(len(row), bool)))
+        made.append(hand_out(table, feeds.needers[feed], flow[going], entry, depth + 1))
         source[going] = entry
     return sort_hops(np.concatenate([np.zeros(0, HOP), *made]))
+
+
+def hand_out(table: RankTable, sets: Ints, flow: Ints, entry: Ints, depth: Ints | int) -> Table:
+    """Hops of each flow from its entry to all other members of a set within a domain.
+
+    In sets too large for one group of messages, the members that follow the entry hand on to the rest: the entry and
+    the members after it are the nodes of a tree in which node i hands to the nodes ``i * FAN_OUT + 1`` and on. Each
+    entry has other ranks after it, so that all ranks hand on the same.
+
+    Args:
+        table: The rank sets.
+        sets: (flows,) the set of each.
+        flow: (flows,) their numbers.
+        entry: (flows,) the member that has it.
+        depth: Rounds after the flow's first hop in which the entry hands it on.
+    """
+    row, member = table.members(sets)
+    position = np.flatnonzero(member == entry[row]) - offsets(table.counts[sets])
+    other = member != entry[row]
+    row, member = row[other], member[other]
+    depth = np.broadcast_to(depth, len(sets))[row]
+    inside = np.zeros(len(row), bool)
+    most = int(table.counts[sets].max(initial=1)) - 1
+    if most <= FAN_OUT:
+        return hop_rows(flow[row], entry[row], member, depth, inside)
+    counts = table.counts[sets] - 1
+    node = 1 + (expand(counts)[1] - position[row]) % counts[row]
+    by_node = np.empty_like(member)
+    by_node[offsets(counts)[row] + node - 1] = member
+    above = (node - 1) // FAN_OUT
+    source = np.where(above > 0, by_node[offsets(counts)[row] + np.maximum(above, 1) - 1], entry[row])
+    while above.any():
+        depth = depth + (above > 0)
+        above = (above - 1).clip(min=0) // FAN_OUT
+    return hop_rows(flow[row], source, member, depth, inside)
 
 
 def sort_hops(hops: Table) -> Table:
