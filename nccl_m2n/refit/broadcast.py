@@ -102,7 +102,7 @@ class Broadcast:
             from nccl_m2n.transport.gpu import import_cupy
 
             cupy = import_cupy()
-            with cupy.cuda.Device(self._transport.devices[rank]):  # type: ignore[attr-defined]
+            with cupy.cuda.Device(self._transport.devices[rank]):
                 cupy.cuda.runtime.deviceSynchronize()
 
 
@@ -112,7 +112,7 @@ def fill_buckets(transfers: Sequence[Transfer], bucket_bytes: int) -> list[list[
     room = 0
     for transfer in transfers:
         size = _padded(transfer)
-        if size > room:
+        if not buckets or size > room:  # the first may have no bytes
             buckets.append([])
             room = max(bucket_bytes, size)
         buckets[-1].append(transfer)

@@ -186,6 +186,7 @@ def test_buckets() -> None:
         [3],
     ]
     assert fill_buckets([], 1024) == []
+    assert fill_buckets([tensor(0)], 1024) == [[tensor(0)]]
 
 
 def test_buckets_share_their_memory() -> None:
