@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from nccl_m2n.checks import limit_seconds
-from nccl_m2n.errors import TransportError
+from nccl_m2n.checks import limit_seconds, shown
+from nccl_m2n.errors import PlanError, TransportError
 from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.given import GivenArrays
 from nccl_m2n.execution.staging import Staging
@@ -53,6 +53,17 @@ class Executor(Protocol):
 
 # Makes what runs a plan on some source and destination arrays, and what keeps these alive. Collective.
 Prepare: TypeAlias = Callable[[GivenArrays, GivenArrays, Staging], tuple[Executor, Sequence[object]]]
+
+
+def checked_delta(delta: object) -> bool | str:
+    """Whether only changes are sent, and ``"host"`` where what was sent last is kept in host memory.
+
+    Raises:
+        PlanError: For anything else.
+    """
+    if delta is True or delta is False or (isinstance(delta, str) and delta == "host"):
+        return delta
+    raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
 
 
 class Bound:
