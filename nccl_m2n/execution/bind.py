@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +22,11 @@ from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.agree import together
-from nccl_m2n.transport.base import Transport
+from nccl_m2n.transport.base import DeviceTransport, Transport
 from nccl_m2n.typing import Array, Ints, JsonObject
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
-    from nccl_m2n.transport.nccl import NcclTransport
 
 
 def bind(
@@ -143,16 +142,14 @@ def _executor(
     delta: bool | str,
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
-    if transport.memory == "host":
+    if not isinstance(transport, DeviceTransport):
         if delta:
             return DeltaHostExecutor(transport, plan, tasks, wire)
         return HostExecutor(transport, tasks, wire, staging)
     if delta:
         from nccl_m2n.execution.delta.device import DeltaDeviceExecutor
 
-        return DeltaDeviceExecutor(
-            cast("NcclTransport", transport), plan, tasks, wire, host_baseline=delta == "host"
-        )
+        return DeltaDeviceExecutor(transport, plan, tasks, wire, host_baseline=delta == "host")
     from nccl_m2n.execution.device import DeviceExecutor
 
     return DeviceExecutor(transport, tasks, wire, staging)

@@ -102,7 +102,7 @@ class Broadcast:
             from nccl_m2n.transport.gpu import import_cupy
 
             cupy = import_cupy()
-            with cupy.cuda.Device(self._transport.devices[rank]):  # type: ignore[attr-defined]
+            with cupy.cuda.Device(self._transport.devices[rank]):
                 cupy.cuda.runtime.deviceSynchronize()
 
 

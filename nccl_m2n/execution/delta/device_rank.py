@@ -13,9 +13,8 @@ from nccl_m2n.layout.intervals import offsets
 from nccl_m2n.planning.delta import Chunks, WideRun
 from nccl_m2n.planning.delta_sizes import SECTION
 from nccl_m2n.planning.program import Program
-from nccl_m2n.transport.base import DeviceBuffer, Message
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport
 from nccl_m2n.typing import Bools, Bytes, Ints, Stream
 
 SLOT_ALIGNMENT = 256  # bytes
@@ -26,7 +25,7 @@ class DeviceRank:
 
     def __init__(
         self,
-        transport: NcclTransport,
+        transport: DeviceTransport,
         chunks: Chunks,
         slots: tuple[Ints, Ints],
         most: int,
