@@ -184,9 +184,9 @@ def test_the_report_says_what_changed() -> None:
 
 def test_what_is_forgotten_is_the_same_on_all_ranks() -> None:
     sides = Sides()
-    with pytest.raises(ValueError, match="expected rank to forget"):
+    with pytest.raises(ValueError, match="as rank to forget, got .x."):
         sides.refit.forget(["x"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="expected ranks to forget"):
+    with pytest.raises(ValueError, match="expected a sequence of ranks to forget"):
         sides.refit.forget(3)  # type: ignore[arg-type]
     sides.refit.forget([3])
     sides.refit.close()
