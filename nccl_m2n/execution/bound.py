@@ -105,7 +105,8 @@ class Bound:
         Args:
             ranks: Destination ranks; all if None.
         """
-        self._open().forget(ranks)
+        if self._executor is not None:
+            self._executor.forget(ranks)
 
     def rebind(self, sources: GivenArrays | None = None, destinations: GivenArrays | None = None) -> None:
         """Go on with other arrays of the same plan, as an engine has them that slept and gave its memory away.
