@@ -110,6 +110,7 @@ MUTATIONS = [
              "test_a_sender_alone_needs_no_gentle_rounds"),
     Mutation("rounds", "if rounds < gentle and _senders_meet(routes, crossing):", "if False:",
              "test_where_senders_meet_rounds_are_gentle"),
+    *constant("traffic", "MOST_ASKED", "512", "test_up_to_512_sets_of_ranks_are_asked_for_the_bound_of_nics", "0"),
     *constant("methods", "MAX_COMPARED_HOPS", "50_000",
               "test_other_methods_are_compared_as_far_as_they_make_50_000_hops", "0"),
 ]  # fmt: skip

@@ -9,12 +9,14 @@ model of thousands of layers of a dozen shapes costs a dozen overlaps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_WHOLE
 from nccl_m2n.dtypes import element_unit
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
@@ -108,6 +110,7 @@ class FlatTemplates:
 def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     """Group the cells of all transfers by who holds and who needs them."""
     members = _group_transfers(transfers)
+    _refuse_too_much(transfers)
     order = sorted(range(len(transfers)), key=lambda i: -element_unit(transfers[i].wire_size))
     stream_order = np.empty(len(transfers), np.int64)
     stream_order[order] = np.arange(len(transfers))
@@ -138,6 +141,13 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     uses = np.array([len(t.transfers) for t in templates], np.int64)
     np.add.at(table["bytes"], every["bundle"], every["bytes"] * uses[every["template"]])
     return Bundles(table, every, tuple(templates), stream_order, sets)
+
+
+def _refuse_too_much(transfers: Sequence[Transfer]) -> None:
+    """Keep every sum of bytes that a plan counts within 64 bits."""
+    needed = sum(math.prod(t.shape) * t.wire_size * len(t.destination.ranks) for t in transfers)
+    if needed > MAX_WHOLE:
+        raise PlanError(f"expected up to {MAX_WHOLE} bytes for all destination ranks together, got {needed}")
 
 
 def _cells(transfer: Transfer) -> Cells:

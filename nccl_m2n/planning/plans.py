@@ -21,7 +21,7 @@ from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.table import Figures, plan_rows, title
 from nccl_m2n.planning.topology import Topology, as_topology
-from nccl_m2n.planning.traffic import Traffic, count_traffic
+from nccl_m2n.planning.traffic import Traffic, count_traffic, nic_bound
 from nccl_m2n.planning.transfer import Transfer
 from nccl_m2n.text import align_table
 from nccl_m2n.typing import Ints, Table
@@ -183,7 +183,10 @@ class Plan:
         """The plan in numbers."""
         messages = int(self.flows["chunks"][self.hops["flow"]].sum())
         staging = int(self.staging.max(initial=0))
-        return Figures(self.options.method, len(self.flows), self.traffic(), self.rounds, messages, staging)
+        bound = nic_bound(self.bundles, self.topology)
+        return Figures(
+            self.options.method, len(self.flows), self.traffic(), self.rounds, messages, staging, bound
+        )
 
     def rows(self) -> list[list[str]]:
         """What `print(plan)` shows, as cells: labels first, then a column for the plan and each compared with it."""

@@ -18,6 +18,7 @@ from nccl_m2n.planning.methods import others
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.rounds import chunk_table, schedule, staging_by_rank
 from nccl_m2n.planning.routes import FLOW, HOP, Routes
+from nccl_m2n.planning.traffic import nic_bound
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -329,3 +330,18 @@ def test_a_sender_alone_needs_no_gentle_rounds() -> None:
 def test_other_methods_are_compared_as_far_as_they_make_50_000_hops(replicas: int, names: list[str]) -> None:
     bundles = make_bundles([move(MIB, range(200), range(200, 200 + replicas))])
     assert others(bundles) == names
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(500, 9000), (600, 16)])
+def test_up_to_512_sets_of_ranks_are_asked_for_the_bound_of_nics(ranks: int, least: int) -> None:
+    """One of many pairs has much more to move than the others; beyond, only their mean is told."""
+    tensors = [
+        move(9000 if not i else 1, range(i, i + 1), range(ranks, ranks + 1), name=f"{i}")
+        for i in range(ranks)
+    ]
+    tensors = [
+        Transfer(t.source, on(range(ranks + i, ranks + i + 1), t.shape, R), "uint8", t.name)
+        for i, t in enumerate(tensors)
+    ]
+    sides = Topology([range(ranks), range(ranks, 2 * ranks)])
+    assert nic_bound(make_bundles(tensors), sides) == least
