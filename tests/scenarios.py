@@ -150,6 +150,12 @@ class SideOfRank:
         """What is bound."""
         return {name: storage.array for name, storage in self.storage.items()}
 
+    def upload(self) -> None:
+        """Bring what was written here to where it is moved from: nothing, on a host."""
+
+    def download(self) -> None:
+        """Bring what was moved here: nothing, on a host."""
+
     def fill(self, turn: int) -> None:
         """Source: the values of that turn. Destination: nothing yet."""
         for name, storage in self.storage.items():

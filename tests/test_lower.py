@@ -10,7 +10,7 @@ import pytest
 
 import nccl_m2n as m2n
 from nccl_m2n.dtypes import cast_number, item_size
-from nccl_m2n.execution.lower import ArrayTable, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Wire, arrange, lower
 from nccl_m2n.execution.views import view_array
 from tests.copies import numpy_dtype, run_copies
 
@@ -31,13 +31,13 @@ class Machine:
                 self.arrays(transfers, held.get(rank, {}), kind)
                 for held, kind in ((sources, "dtype"), (destinations, "destination_dtype"))
             ]
-            placement = place(program, *sides, wire)
+            arranged = arrange(program, *sides, wire)
             staging = [
-                self.staging(2 * placement.send_slot_bytes),
-                self.staging(2 * placement.receive_slot_bytes),
+                self.staging(2 * arranged.send_half_bytes),
+                self.staging(2 * arranged.receive_half_bytes),
             ]
-            self.programs[rank], self.placements[rank] = program, placement
-            self.lowered[rank] = lower(program, placement, *sides, *staging)
+            self.programs[rank], self.placements[rank] = program, arranged
+            self.lowered[rank] = lower(program, arranged, *sides, *staging)
 
     def arrays(self, transfers, held, kind):
         names = [getattr(t, kind) for t in transfers]
@@ -179,7 +179,7 @@ def test_contiguous_blocks_are_not_staged():
     a, b = meshes(4, 4)
     transfer = m2n.Transfer(m2n.Layout((64, 64), a, [S(0)]), m2n.Layout((64, 64), b, [R]), "float32", "w")
     machine = reshard([transfer], m2n.Topology.regular(8, 4))
-    for rank, placement in machine.placements.items():
-        assert placement.direct.all()
-        assert placement.send_slot_bytes == placement.receive_slot_bytes == 0
+    for rank, arranged in machine.placements.items():
+        assert arranged.direct.all()
+        assert arranged.send_half_bytes == arranged.receive_half_bytes == 0
         assert len(machine.lowered[rank].launches.copies) == 0

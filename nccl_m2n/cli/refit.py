@@ -22,7 +22,6 @@ from nccl_m2n.cli.shards import Shards
 from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
 from nccl_m2n.errors import VerificationError
 from nccl_m2n.execution.bound import Bound
-from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.measure.check import count_wrong
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import Transport
@@ -80,8 +79,10 @@ class Refitting:
 
     def move(self) -> None:
         """Bind and run, as often as asked. Collective."""
-        several = len(self.transport.local_ranks) > 1
-        sources, destinations = (_arrays(side, several) for side in (self.sources, self.destinations))
+        sources, destinations = (
+            {rank: shards.views() for rank, shards in side.items()}
+            for side in (self.sources, self.destinations)
+        )
 
         def bind() -> Bound:
             return self.plan.bind(self.transport, sources, destinations)
@@ -159,17 +160,6 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
         job.verify()
         if meeting.rank == 0:
             publish(_text(job), "refit", _data(job), arguments.json)
-
-
-def _arrays(side: dict[int, Shards], several: bool) -> JsonObject:
-    """The arrays of one side as `Plan.bind` takes them: by name, and by rank where there are several."""
-    if not several:
-        return dict(next(iter(side.values())).views())
-    made: dict[str, dict[int, ArrayView]] = {}
-    for rank, shards in side.items():
-        for name, view in shards.views().items():
-            made.setdefault(name, {})[rank] = view
-    return made
 
 
 def _data(job: Refitting) -> JsonObject:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from nccl_m2n.checks import shown
 from nccl_m2n.dtypes import cast_number, item_size
 from nccl_m2n.errors import PlanError, TransportError
 from nccl_m2n.execution.bound import Bound, Executor
+from nccl_m2n.execution.delta.host import DeltaHostExecutor
 from nccl_m2n.execution.factored import align_factors, split_factored
 from nccl_m2n.execution.given import SIDES, Given, GivenArrays, by_rank, refuse_overlaps
 from nccl_m2n.execution.host import HostExecutor
@@ -26,6 +28,7 @@ from nccl_m2n.typing import Array, Ints, JsonObject
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
+    from nccl_m2n.transport.nccl import NcclTransport
 
 
 def bind(
@@ -34,6 +37,7 @@ def bind(
     sources: GivenArrays,
     destinations: GivenArrays,
     staging: Staging | None = None,
+    delta: bool | str = False,
 ) -> Bound:
     """Bind a plan to arrays. Collective: every rank of the transport must call it.
 
@@ -50,7 +54,12 @@ def bind(
             leave it out. Instead of an array a mapping from rank to array, which a process that drives several
             ranks needs; or all of it the other way round, by rank and then by name.
         destinations: Likewise, what is written. May not overlap any other array in memory, nor itself.
-        staging: Where to take staging from, to share it with bindings that never run at the same time.
+        staging: Where to take staging from, to share it with bindings that never run at the same time. Not
+            together with `delta`.
+        delta: True sends only what changed since the last run, bit for bit; the first run sends all. Every sender
+            then keeps what it sent last, in memory of its own of that size; ``"host"`` keeps it in pinned host
+            memory where the arrays are on a device. Destinations must not be written by others in between; see
+            `Bound.forget`.
 
     Returns:
         Something to run as often as wanted. The arrays are read and written in place at every run.
@@ -64,7 +73,7 @@ def bind(
             f"expected a transport to bind to, got {type(transport).__name__}; make a LocalTransport, an MpiTransport "
             "or an NcclTransport"
         )
-    ranks = transport.local_ranks
+    ranks, facts = transport.local_ranks, {"the plan": plan.digest, "delta": bool(delta)}
     kinds = _Kinds(plan.transfers)
     given = cache(
         lambda: [
@@ -76,6 +85,8 @@ def bind(
     executors: list[Executor] = []
 
     def share(rank: int) -> None:
+        if delta not in (False, True, "host"):
+            raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
         _check_world(plan, transport)
         task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
         refuse_overlaps(plan.transfers, {rank: task})
@@ -84,12 +95,10 @@ def bind(
         if len(tasks) == len(ranks):  # all of this process's
             if len(ranks) > 1:
                 refuse_overlaps(plan.transfers, tasks)
-            executors.append(_executor(transport, tasks, kinds, staging))
+            executors.append(_executor(plan, transport, tasks, kinds, staging, delta))
 
     try:
-        together(
-            transport, "bind", share, facts=lambda _: {"the plan": plan.digest}, details=partial(_facts, plan)
-        )
+        together(transport, "bind", share, facts=lambda _: facts, details=partial(_facts, plan))
     except Exception:
         for executor in executors:
             executor.close()
@@ -114,11 +123,24 @@ def _facts(plan: Plan) -> JsonObject:
 
 
 def _executor(
-    transport: Transport, tasks: Mapping[int, Task], kinds: _Kinds, staging: Staging | None
+    plan: Plan,
+    transport: Transport,
+    tasks: Mapping[int, Task],
+    kinds: _Kinds,
+    staging: Staging | None,
+    delta: bool | str,
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
     if transport.memory == "host":
+        if delta:
+            return DeltaHostExecutor(transport, plan, tasks, wire)
         return HostExecutor(transport, tasks, wire, staging)
+    if delta:
+        from nccl_m2n.execution.delta.device import DeltaDeviceExecutor
+
+        return DeltaDeviceExecutor(
+            cast("NcclTransport", transport), plan, tasks, wire, host_baseline=delta == "host"
+        )
     from nccl_m2n.execution.device import DeviceExecutor
 
     return DeviceExecutor(transport, tasks, wire, staging)

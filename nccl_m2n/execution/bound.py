@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Stream
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
@@ -21,6 +23,8 @@ class Executor(Protocol):
     """What runs the programs of this process's ranks."""
 
     staging_bytes: int
+    baseline_bytes: int
+    changes: Changes | None
 
     @property
     def busy(self) -> bool:
@@ -29,7 +33,7 @@ class Executor(Protocol):
     def connect(self) -> None:
         """Make connections, once all ranks have agreed. Collective."""
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """Start a run, after the last one; on a device, enqueue all of it and return at once."""
 
     def capture(self) -> None:
@@ -37,6 +41,9 @@ class Executor(Protocol):
 
     def finish(self, deadline: float | None) -> None:
         """End the started run, before the deadline (seconds, as `time.monotonic` counts)."""
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Take what some ranks have for lost, all if None."""
 
     def close(self) -> None:
         """Release everything."""
@@ -49,17 +56,39 @@ class Bound:
     hold, and `wait` ends it.
     """
 
-    def __init__(self, plan: Plan, transport: Transport, executor: Any, owners: Sequence[Any]) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport, executor: Executor, owners: Sequence[object]
+    ) -> None:
         self.plan, self.transport = plan, transport
         self._executor: Executor | None = executor
-        self._owners: Sequence[Any] = owners  # keeps the arrays alive
+        self._owners: Sequence[object] = owners  # keeps the arrays alive
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of staging that this process allocated."""
         return self._open().staging_bytes
 
-    def run(self, stream: Any = None) -> None:
+    @property
+    def baseline_bytes(self) -> int:
+        """Bytes that this process keeps of what it sent last; none without ``delta``."""
+        return self._open().baseline_bytes
+
+    @property
+    def changes(self) -> Changes | None:
+        """With ``delta``, how much changed in the last run, and what it sent; the same on every rank."""
+        return self._open().changes
+
+    def forget(self, ranks: Collection[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Every rank must call it alike.
+
+        For destinations whose arrays were written by others, or made anew. Without ``delta`` it does nothing.
+
+        Args:
+            ranks: Destination ranks; all if None.
+        """
+        self._open().forget(ranks)
+
+    def run(self, stream: Stream = None) -> None:
         """Start moving what the source arrays hold. Collective: every rank must call it.
 
         In host memory the bytes move while `wait` waits; until then neither side's arrays may be touched. On
@@ -99,7 +128,7 @@ class Bound:
         executor = self._open()
         self._guard(lambda: executor.finish(deadline))
 
-    def _guard(self, work: Any) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:

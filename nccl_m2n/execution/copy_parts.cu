@@ -364,6 +364,10 @@ extern "C" __global__ void __launch_bounds__(WARP* WARPS_PER_BLOCK, BLOCKS_PER_S
   int2 hint = hints[blockIdx.x];
   i64 field = fetch_field(rows, shapes, hint.x, hint.y, lane);
   int begins = first_tile[hint.x], number = hint.x;
+  // The tile's own copy is the last whose first tile is not after it. A block's warps work on tiles that follow each
+  // other, so it is the hint or comes soon after: the lanes look at the next 32 copies at once, and since first tiles
+  // rise, as many as have begun is how far to go. All of them: perhaps more have, so look on. A binary search would be
+  // fewer steps only where copies are shorter than a tile by the dozen, and its loads would wait for one another.
   for (u32 passed = ALL_LANES; passed == ALL_LANES;) {
     int next = number + 1 + lane;
     passed = __ballot_sync(ALL_LANES, next < count && first_tile[next] <= tile);

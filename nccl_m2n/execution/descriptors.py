@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nccl_m2n.layout.shape import MAX_NDIM
+from nccl_m2n.typing import Ints, Table
 
-Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-Table = npt.NDArray[Any]  # structured
 
 DIMENSIONS = MAX_NDIM  # also in copy_parts.cu
 WIDEST = 16  # bytes of the widest access of one thread

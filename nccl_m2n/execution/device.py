@@ -7,18 +7,20 @@ round x + 1 sends. All tables, addresses and calls are prepared when bound; a ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from nccl_m2n.errors import TransportError
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.kernels import CopyTables
-from nccl_m2n.execution.lower import ArrayTable, Task, Wire, lower, place
+from nccl_m2n.execution.lower import ArrayTable, Task, Wire, arrange, lower
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import DeviceBuffer, Message
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Library, Stream
 
 
 class DeviceExecutor:
@@ -49,14 +51,19 @@ class DeviceExecutor:
             transport.prepare([message for by_round in listed for message in by_round[x]])
             for x in range(rounds)
         ]
+        self.baseline_bytes = 0
+        self.changes: Changes | None = None
         self.staging_bytes = sum(one.staging_bytes for one in self._ranks)
-        self._graph: Any = None
+        self._graph: Library = None
         self._ran = False
 
     @property
     def busy(self) -> bool:
         """Whether the device still works on the last run."""
         return self._ran and not all(one.finished.done for one in self._ranks)
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Nothing: every run sends everything."""
 
     def connect(self) -> None:
         """Make the connections that the program uses. Collective: only after all ranks have agreed."""
@@ -73,7 +80,7 @@ class DeviceExecutor:
         """Device memory held for copy tables by all local ranks."""
         return sum(one.tables.nbytes for one in self._ranks)
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """Enqueue one whole reshard and return; nothing is planned, sliced or allocated.
 
         Args:
@@ -81,11 +88,11 @@ class DeviceExecutor:
                 ``__cuda_stream__``, or an integer handle; with ranks on several GPUs a mapping from rank
                 to stream. CuPy's current stream by default.
         """
-        callers = self._callers(stream)
-        with self._device_kept():
+        callers = callers_streams(stream, [(one.program.rank, one.device) for one in self._ranks])
+        with device_kept():
             self._run(callers)
 
-    def _run(self, callers: list[Any]) -> None:
+    def _run(self, callers: list[Stream]) -> None:
         for one, caller in zip(self._ranks, callers, strict=True):
             if self._ran:  # on another stream, perhaps: staging and tables serve one run at a time
                 caller.wait_event(one.finished)
@@ -102,7 +109,7 @@ class DeviceExecutor:
         if self._graph is not None:
             return
         cupy = import_cupy()
-        with self._device_kept(), cupy.cuda.Device(self._ranks[0].device):
+        with device_kept(), cupy.cuda.Device(self._ranks[0].device):
             origin = cupy.cuda.Stream(non_blocking=True)
             origin.begin_capture()
             try:
@@ -140,26 +147,7 @@ class DeviceExecutor:
                 one.finished.synchronize()
         self._groups, self._ranks, self._staging = [], [], None
 
-    @contextmanager
-    def _device_kept(self) -> Iterator[None]:
-        """Leave the thread's current device as it was; launches for several GPUs change it."""
-        runtime = import_cupy().cuda.runtime
-        before = runtime.getDevice()
-        try:
-            yield
-        finally:
-            runtime.setDevice(before)
-
-    def _callers(self, stream: Any) -> list[Any]:
-        if isinstance(stream, Mapping):
-            return [stream_of(stream[one.program.rank], one.device) for one in self._ranks]
-        if stream is not None and len({one.device for one in self._ranks}) > 1:
-            raise TransportError(
-                "ranks on several GPUs need a stream each: pass a mapping from rank to stream, or none"
-            )
-        return [stream_of(stream, one.device) for one in self._ranks]
-
-    def _launch_graph(self, callers: list[Any]) -> None:
+    def _launch_graph(self, callers: list[Stream]) -> None:
         first = callers[0]
         for one, caller in zip(self._ranks[1:], callers[1:], strict=True):
             if caller.ptr != first.ptr or one.device != self._ranks[0].device:
@@ -172,7 +160,7 @@ class DeviceExecutor:
             for caller in callers[1:]:
                 caller.wait_event(joined)
 
-    def _enqueue(self, callers: list[Any]) -> None:
+    def _enqueue(self, callers: list[Stream]) -> None:
         """All copies and groups, ordered after the callers' streams and before whatever comes next there."""
         for one, caller in zip(self._ranks, callers, strict=True):
             one.open(caller, alone=len(self._ranks) == 1)
@@ -201,7 +189,7 @@ class _Rank:
     ) -> None:
         cupy = import_cupy()
         self.device, self.program = device, program
-        placement = place(program, sources, destinations, wire)
+        arranged = arrange(program, sources, destinations, wire)
         with cupy.cuda.Device(device):
             self._own_main = cupy.cuda.Stream(non_blocking=True)
             self._side = cupy.cuda.Stream(non_blocking=True)
@@ -209,10 +197,10 @@ class _Rank:
                 cupy.cuda.Event(disable_timing=True) for _ in range(4)
             )
         self.main = self._own_main
-        self.staging_bytes = placement.staging_bytes
+        self.staging_bytes = arranged.staging_bytes
         send = staging.take(program.rank, self.staging_bytes)
-        receive = send + 2 * placement.send_slot_bytes
-        lowered = lower(program, placement, sources, destinations, send, receive)
+        receive = send + 2 * arranged.send_half_bytes
+        lowered = lower(program, arranged, sources, destinations, send, receive)
         self._address = lowered.address
         self.tables = CopyTables(lowered.launches, device)
         self._launches = self.tables.launches
@@ -230,7 +218,7 @@ class _Rank:
             by_round[x].append(Message(self.program.rank, peer, bool(send), DeviceBuffer(pointer, nbytes)))
         return by_round
 
-    def open(self, caller: Any, *, alone: bool) -> None:
+    def open(self, caller: Stream, *, alone: bool) -> None:
         """Start after the caller's work, on the caller's stream unless ranks would meet there."""
         if alone:
             self.main = caller
@@ -254,7 +242,7 @@ class _Rank:
             self._side.record(self._copies_done)
         self.main.record(self._group_done)
 
-    def finish(self, rounds: int, caller: Any) -> None:
+    def finish(self, rounds: int, caller: Stream) -> None:
         """Unpack the last round, and let the caller's stream go on after it."""
         if rounds > 0:
             self.before_group(rounds)
@@ -263,13 +251,42 @@ class _Rank:
             self.main.record(self.forked)
             caller.wait_event(self.forked)
 
-    def _start(self, index: int, stream: Any) -> None:
+    def _start(self, index: int, stream: Stream) -> None:
         launch = self._launches[index]
         if launch is not None:
             launch.start(stream)
 
 
-def _drop_capture(stream: Any) -> None:
+@contextmanager
+def device_kept() -> Iterator[None]:
+    """Leave the thread's current device as it was; launches for several GPUs change it."""
+    runtime = import_cupy().cuda.runtime
+    before = runtime.getDevice()
+    try:
+        yield
+    finally:
+        runtime.setDevice(before)
+
+
+def callers_streams(stream: Stream, ranks: Sequence[tuple[int, int]]) -> list[Stream]:
+    """The stream of each rank, of which rank and GPU are given, out of what a caller said.
+
+    Raises:
+        TransportError: For one stream where ranks are on several GPUs, or none for one of them.
+    """
+    if isinstance(stream, Mapping):
+        missing = [rank for rank, _ in ranks if rank not in stream]
+        if missing:
+            raise TransportError(f"expected a stream for each rank of this process, got none for {missing}")
+        return [stream_of(stream[rank], device) for rank, device in ranks]
+    if stream is not None and len({device for _, device in ranks}) > 1:
+        raise TransportError(
+            "ranks on several GPUs need a stream each: pass a mapping from rank to stream, or none"
+        )
+    return [stream_of(stream, device) for _, device in ranks]
+
+
+def _drop_capture(stream: Stream) -> None:
     """End a capture that failed, so that the stream can be released; its own error adds nothing."""
     try:
         stream.end_capture()

@@ -14,17 +14,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from nccl_m2n.execution.descriptors import Mask
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout.fit import Factors, factor_shape
 from nccl_m2n.layout.intervals import overlaps
 from nccl_m2n.planning.program import LOCAL, Program
 from nccl_m2n.planning.rank_cells import CELL
-from nccl_m2n.typing import Ints
+from nccl_m2n.typing import Ints, Table
 
+Side: TypeAlias = tuple[
+    tuple[int, ...], Factors
+]  # where a cell starts in a local array, and the array's factors
 Run: TypeAlias = tuple[int, int]  # start within a cell's dimension, length
 Place: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # extent and offset in the array, as in a `CELL`
 WIDTH = CELL["extent"].shape[0]
@@ -131,8 +135,8 @@ def split_factored(
 
 
 def _split_side(
-    cells: np.ndarray[Any, Any], spans: np.ndarray[Any, Any], factors: Mapping[int, Factors], item: Ints
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    cells: Table, spans: Table, factors: Mapping[int, Factors], item: Ints
+) -> tuple[Table, Table]:
     """One side's cells cut, and the spans of the cut cells."""
     chosen = np.isin(cells["transfer"], list(factors))
     places = [
@@ -152,9 +156,7 @@ def _split_side(
     return cut, made
 
 
-def _replaced(
-    cells: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], places: Sequence[Sequence[Place]]
-) -> tuple[np.ndarray[Any, Any], Ints]:
+def _replaced(cells: Table, chosen: Mask, places: Sequence[Sequence[Place]]) -> tuple[Table, Ints]:
     """The cells with each chosen one replaced by some of other places, and how many stand for each."""
     counts = np.ones(len(cells), np.int64)
     counts[chosen] = [len(each) for each in places]
@@ -168,7 +170,7 @@ def _replaced(
 
 def _split_local(
     program: Program, sources: Mapping[int, Factors], destinations: Mapping[int, Factors]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+) -> tuple[Table, Table]:
     """The local copies' cells, cut alike on both sides."""
     pairs = [program.source_cells[program.local["source"]]]
     pairs.append(program.destination_cells[program.local["destination"]])
@@ -180,7 +182,7 @@ def _split_local(
         plain = tuple((0,) for _ in known)
         first = _own(a, sources.get(number, plain))
         second = _own(b, destinations.get(number, plain))
-        both.append(_places(*first, *second[1:]))
+        both.append(_places(*first, second[1]))
     made = [
         _replaced(cells, chosen, [[pair[side] for pair in each] for each in both])[0]
         for side, cells in enumerate(pairs)
@@ -188,37 +190,37 @@ def _split_local(
     return made[0], made[1]
 
 
-def _own(cell: Any, factors: Factors) -> tuple[tuple[int, ...], tuple[int, ...], Factors]:
-    """A cell's extent and offset in the dimensions of its layout, and the array's factors."""
-    ndim = len(factors)
-    return (
-        tuple(cell["extent"].tolist()[WIDTH - ndim :]),
-        tuple(cell["offset"].tolist()[WIDTH - ndim :]),
-        factors,
-    )
+def _own(cell: np.void, factors: Factors) -> tuple[tuple[int, ...], Side]:
+    """A cell's extent in the dimensions of its layout, and where it lies in the array."""
+    unused = WIDTH - len(factors)
+    return tuple(cell["extent"].tolist()[unused:]), (tuple(cell["offset"].tolist()[unused:]), factors)
 
 
 @lru_cache(maxsize=1 << 14)
-def _places(extent: tuple[int, ...], *sides: Any) -> tuple[tuple[Place, ...], ...]:
+def _places(extent: tuple[int, ...], *sides: Side) -> tuple[tuple[Place, ...], ...]:
     """Boxes that make up a cell in row-major order, and the place of each in one array or in both of a copy.
+
+    A box of the array is a box of the layout in the same order only while it stays, in every split dimension, within
+    one group, or takes whole groups. So each dimension is cut by itself, where its first group ends and its last one
+    starts. But order runs through the last dimension first: once a dimension is cut in several ranges, the box of the
+    dimensions before it would visit its first range for all their indices and then come back for the second. Hence
+    the indices before the last cut dimension are taken one by one.
 
     Args:
         extent: Of the cell, in the dimensions of its layout.
-        *sides: Its offset in the local array and the array's factors; for two arrays one after the other.
+        *sides: Where it lies in one array or two.
     """
-    arrays = [sides[i : i + 2] for i in range(0, len(sides), 2)]
     runs, narrow = [], -1  # the last dimension before which indices are taken one by one
     for d, n in enumerate(extent):
-        ways = [(factors[d], offset[d]) for offset, factors in arrays]
+        ways = [(factors[d], offset[d]) for offset, factors in sides]
         # Whole groups may stay together where all arrays have them in the same places.
         alike = len({(f[1:], start % max(1, math.prod(f[1:]))) for f, start in ways}) == 1
         runs.append(_runs(n, ways, alike))
         if len(runs[-1]) > 1 or not alike:
             narrow = d
-    spans = [[(i, 1) for i in range(n)] if d < narrow else runs[d] for d, n in enumerate(extent)]
+    chosen = [[(i, 1) for i in range(n)] if d < narrow else runs[d] for d, n in enumerate(extent)]
     return tuple(
-        tuple(_place(chosen, offset, factors) for offset, factors in arrays)
-        for chosen in itertools.product(*spans)
+        tuple(_place(box, offset, factors) for offset, factors in sides) for box in itertools.product(*chosen)
     )
 
 
@@ -242,6 +244,8 @@ def _boxes(factors: tuple[int, ...], start: int, n: int, together: bool) -> list
     inner = math.prod(factors[1:])
     if len(factors) == 1 or not n:
         return [(0, n)]
+    # In order: what is left of the group it starts in, whole groups, the part of the last one. Each end is cut again
+    # by the finer factors; whole groups are a box as they are, and stay one if the other array has them alike.
     head = min(-start % inner, n)
     body = (n - head) // inner * inner
     groups = [(head, body)] if together and body else []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from nccl_m2n.dtypes import item_size
 from nccl_m2n.errors import LayoutError
 from nccl_m2n.execution.descriptors import Boxes, Mask, join_boxes
 from nccl_m2n.execution.factored import fit_view
@@ -170,6 +171,11 @@ class Given:
                     f"{self._what(transfer)}: expected an array on GPU {self._gpu}, which is rank {self.rank}'s, got "
                     f"one on GPU {gpu}; move it there"
                 )
+            if transfer.dtype != transfer.destination_dtype and _misaligned(view):
+                raise LayoutError(
+                    f"{self._what(transfer)}: expected elements at multiples of their size, to be cast by the GPU, got "
+                    f"{view}; pass a copy"
+                )
         if self.side == "destination" and not view.writable:
             raise LayoutError(
                 f"{self._what(transfer)}: expected a writable array, got a read-only one; pass a copy"
@@ -195,6 +201,11 @@ class Given:
                 raise LayoutError(
                     f"{self._what(transfer)}: expected none on a rank outside {layout}, got one; leave it out here"
                 )
+
+
+def _misaligned(view: ArrayView) -> bool:
+    strides = [step for n, step in zip(view.shape, view.strides, strict=True) if n > 1]
+    return any(step % item_size(view.dtype) for step in (view.pointer, *strides))
 
 
 @dataclass(frozen=True)

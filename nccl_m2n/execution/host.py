@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,16 @@ import numpy.typing as npt
 from nccl_m2n.dtypes import cast_name
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
-from nccl_m2n.execution.descriptors import Mask, Table
-from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, lower, place
+from nccl_m2n.execution.delta.changes import Changes
+from nccl_m2n.execution.descriptors import COPY, Mask
+from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, arrange, lower
 from nccl_m2n.execution.memory import bytes_at, numpy_type
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
+from nccl_m2n.typing import Stream, Table
 
-Bytes: TypeAlias = npt.NDArray[Any]
+Elements: TypeAlias = npt.NDArray[np.generic]
 _UNIT_TYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
@@ -46,10 +48,12 @@ class HostExecutor:
         wire: Wire,
         staging: Staging | None = None,
     ) -> None:
+        self.baseline_bytes = 0
+        self.changes: Changes | None = None
         self.staging_bytes = 0
         self._staging: Staging | None = Staging(transport) if staging is None else staging
         self._rounds: list[PreparedRound] = []
-        self._copies: list[list[tuple[Bytes, Bytes]]] = []
+        self._copies: list[list[tuple[Elements, Elements]]] = []
         self._moves: list[list[tuple[int, int, int]]] = []
         self._pending = False
         made = {rank: self._lower(self._staging, rank, *task, wire) for rank, task in tasks.items()}
@@ -74,16 +78,19 @@ class HostExecutor:
         destinations: ArrayTable,
         wire: Wire,
     ) -> Lowered:
-        placement = place(program, sources, destinations, wire, alignment=1)
-        self.staging_bytes += placement.staging_bytes
-        send = staging.take(rank, placement.staging_bytes)
-        receive = send + 2 * placement.send_slot_bytes
-        return lower(program, placement, sources, destinations, send, receive)
+        arranged = arrange(program, sources, destinations, wire, alignment=1)
+        self.staging_bytes += arranged.staging_bytes
+        send = staging.take(rank, arranged.staging_bytes)
+        receive = send + 2 * arranged.send_half_bytes
+        return lower(program, arranged, sources, destinations, send, receive)
 
     @property
     def busy(self) -> bool:
         """Whether a started run has not been finished."""
         return self._pending
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Nothing: every run sends everything."""
 
     def connect(self) -> None:
         """Nothing: host transports are connected when they are made."""
@@ -91,7 +98,7 @@ class HostExecutor:
     def capture(self) -> None:
         """Nothing: everything is prepared already."""
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Stream = None) -> None:
         """End the last run, pack the first round and start its messages; `finish` does the rest."""
         self.finish(time.monotonic() + DEFAULT_TIMEOUT)
         self._pending = True
@@ -115,8 +122,12 @@ class HostExecutor:
     def _launch(self, launch: int) -> None:
         for destination, source, nbytes in self._moves[launch]:
             ctypes.memmove(destination, source, nbytes)
-        for to, array in self._copies[launch]:
-            np.copyto(to, array, casting="unsafe")
+        if self._copies[launch]:
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # casts may overflow; a warning must not raise here
+                for to, array in self._copies[launch]:
+                    np.copyto(to, array, casting="unsafe")
 
     def close(self) -> None:
         """Release requests and staging."""
@@ -148,30 +159,41 @@ def _contiguous(copies: Table) -> Mask:
     return contiguous
 
 
-def launch_copies(low: Lowered, launch: int) -> list[tuple[Bytes, Bytes]]:
+def launch_copies(low: Lowered, launch: int) -> list[tuple[Elements, Elements]]:
     """(destination, source) views of the others."""
     pairs = []
     copies = _rows(low, launch)
-    for row in copies[~_contiguous(copies)]:
-        extent = (*row["extent"][::-1].tolist(), int(row["run"]))
-        types = _types(int(row["cast"]), int(row["source_unit"]), int(row["destination_unit"]))
-        sides = [
-            _strided(int(row[side]), extent, (*row[f"{side}_stride"][::-1].tolist(), kind.itemsize), kind)
-            for side, kind in zip(("source", "destination"), types, strict=True)
-        ]
-        for index in boxes_of_range(extent, int(row["start"]), int(row["stop"])):
-            source, destination = (side[index] for side in sides)
-            pairs.append((destination.squeeze(), source.squeeze()))
+    copies = copies[~_contiguous(copies)]
+    for at, to, start, stop, run, unit, other_unit, cast, *shape in zip(
+        *(copies[name].tolist() for name in COPY.names or ()), strict=True
+    ):
+        # Outermost dimension first, the run last, and none of extent 1.
+        dims = [*zip(*(column[::-1] for column in shape), strict=True), (run, unit, other_unit)]
+        dims = [d for d in dims if d[0] != 1]
+        extent, strides, other_strides = zip(*dims, strict=True) if dims else ((), (), ())
+        kind, other_kind = _types(cast, unit, other_unit)
+        source = strided(at, extent, strides, kind)
+        destination = strided(to, extent, other_strides, other_kind)
+        if stop - start == source.size:
+            pairs.append((destination, source))
+            continue
+        for index in boxes_of_range(extent, start, stop):
+            pairs.append((destination[index].squeeze(), source[index].squeeze()))
     return pairs
 
 
-def _types(cast: int, source_unit: int, destination_unit: int) -> tuple[np.dtype[Any], np.dtype[Any]]:
+def _types(
+    cast: int, source_unit: int, destination_unit: int
+) -> tuple[np.dtype[np.generic], np.dtype[np.generic]]:
     if not cast:
         return np.dtype(_UNIT_TYPES[source_unit]), np.dtype(_UNIT_TYPES[destination_unit])
     return numpy_type(cast_name(cast // 16)), numpy_type(cast_name(cast % 16))
 
 
-def _strided(address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[Any]) -> Bytes:
+def strided(
+    address: int, extent: Sequence[int], strides: Sequence[int], kind: np.dtype[np.generic]
+) -> Elements:
+    """An array of a shape at an address, with strides in bytes."""
     reach = [(n - 1) * s for n, s in zip(extent, strides, strict=True)]
     low = sum(r for r in reach if r < 0)
     size = sum(map(abs, reach)) + kind.itemsize

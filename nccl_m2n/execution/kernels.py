@@ -6,20 +6,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.execution.descriptors import block_hints, split_shapes
 from nccl_m2n.execution.lower import Launches
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Library, Stream
 
 WARPS_PER_BLOCK = 2  # also in copy_parts.cu
 THREADS_PER_BLOCK = 32 * WARPS_PER_BLOCK
 
 
 @lru_cache(maxsize=64)
-def copy_kernel(device: int, defines: tuple[str, ...] = ()) -> Any:
+def copy_kernel(device: int, defines: tuple[str, ...] = ()) -> Library:
     """The kernel as a launchable CuPy function of one device."""
     cupy = import_cupy()
     source = (files("nccl_m2n.execution") / "copy_parts.cu").read_text()
@@ -31,12 +31,12 @@ def copy_kernel(device: int, defines: tuple[str, ...] = ()) -> Any:
 class PreparedLaunch:
     """One launch of the kernel with everything it needs, ready to be repeated."""
 
-    function: Any
+    function: Library
     device: int
     grid: tuple[int]
-    arguments: tuple[Any, ...]
+    arguments: tuple[np.generic, ...]
 
-    def start(self, stream: Any) -> None:
+    def start(self, stream: Stream) -> None:
         """Enqueue the launch on a CuPy stream of the kernel's device."""
         import_cupy().cuda.runtime.setDevice(self.device)  # a launch goes to the thread's current device
         self.function(self.grid, (THREADS_PER_BLOCK,), self.arguments, stream=stream)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank's program and its arrays' addresses, turned into what a device runs: addresses and copy tables.
 
-    Program ──place──▶ Placement ──lower──▶ Lowered
+    Program ──arrange──▶ Arrangement ──lower──▶ Lowered
               which chunks need no staging    addresses of all chunks, one copy table a launch
 
 Launch 0 packs what round 0 sends; launch x + 1 runs while round x is on the wire: it unpacks what round
-x - 1 brought and packs what round x + 1 sends. Both kinds of staging have two slots, used by odd and even
+x - 1 brought and packs what round x + 1 sends. Both kinds of staging have two halves, used by odd and even
 rounds, and those two suffice.
 """
 
@@ -17,12 +17,22 @@ from typing import TypeAlias
 
 import numpy as np
 
+from nccl_m2n.execution.descriptors import (
+    COPY,
+    DIMENSIONS,
+    Boxes,
+    Mask,
+    join,
+    packed_boxes,
+    tiles,
+    trim,
+    widen,
+)
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning.program import Program
+from nccl_m2n.typing import Ints, Table
 
-from .descriptors import COPY, DIMENSIONS, Boxes, Ints, Mask, Table, join, packed_boxes, tiles, trim, widen
-
-SLOT_ALIGNMENT = 256  # bytes
+HALF_ALIGNMENT = 256  # bytes
 
 
 _PAD_EXTENT = [(1,) * (DIMENSIONS - n) for n in range(DIMENSIONS + 1)]
@@ -87,20 +97,20 @@ class Wire:
 
 
 @dataclass(frozen=True)
-class Placement:
+class Arrangement:
     """Which chunks lie ready in the user's arrays, and the staging that the others need."""
 
     direct: Mask  # (chunks,)
     address: Ints  # (chunks,) in the user's arrays where direct, else 0
-    send_slot_bytes: int
-    receive_slot_bytes: int
+    send_half_bytes: int
+    receive_half_bytes: int
     copies: Table  # `COPY`, one row a span: user's side in place, staging side relative to the chunk
     chunk: Ints  # (copies,) the chunk of each row
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of two slots for sending, followed by two for receiving."""
-        return 2 * (self.send_slot_bytes + self.receive_slot_bytes)
+        """Bytes of two halves for sending, followed by two for receiving."""
+        return 2 * (self.send_half_bytes + self.receive_half_bytes)
 
 
 @dataclass(frozen=True)
@@ -121,9 +131,9 @@ class Lowered:
     launches: Launches
 
 
-def place(
+def arrange(
     program: Program, sources: ArrayTable, destinations: ArrayTable, wire: Wire, alignment: int = 16
-) -> Placement:
+) -> Arrangement:
     """Find the chunks whose bytes lie end to end in the user's arrays; only the others are staged.
 
     Args:
@@ -151,11 +161,11 @@ def place(
     single &= copies["cast"] == 0
     user = np.where(unpacked, copies["destination"], copies["source"])
     direct, address = _direct_chunks(chunks, spans, single, user - spans["offset"], alignment)
-    return Placement(
+    return Arrangement(
         direct=direct,
         address=address,
-        send_slot_bytes=_slot_bytes(chunks[~direct & ~received]),
-        receive_slot_bytes=_slot_bytes(chunks[~direct & received]),
+        send_half_bytes=_half_bytes(chunks[~direct & ~received]),
+        receive_half_bytes=_half_bytes(chunks[~direct & received]),
         copies=copies,
         chunk=spans["chunk"].astype(np.int64),
     )
@@ -179,14 +189,14 @@ def _direct_chunks(
     return direct, address
 
 
-def _slot_bytes(staged: Table) -> int:
+def _half_bytes(staged: Table) -> int:
     end = int((staged["offset"] + staged["bytes"]).max(initial=0))
-    return -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    return -(-end // HALF_ALIGNMENT) * HALF_ALIGNMENT
 
 
 def lower(
     program: Program,
-    placement: Placement,
+    arranged: Arrangement,
     sources: ArrayTable,
     destinations: ArrayTable,
     send_staging: int,
@@ -196,28 +206,28 @@ def lower(
 
     Args:
         program: What the rank does.
-        placement: What `place` found for it.
+        arranged: What `arrange` found for it.
         sources: The rank's source arrays.
         destinations: The rank's destination arrays.
-        send_staging: Address of two slots of `placement.send_slot_bytes`.
-        receive_staging: Address of two slots of `placement.receive_slot_bytes`.
+        send_staging: Address of two halves of `arranged.send_half_bytes`.
+        receive_staging: Address of two halves of `arranged.receive_half_bytes`.
     """
     chunks = program.chunks
     received = chunks["received"].astype(bool)
-    slot = chunks["round"] % 2
+    half = chunks["round"] % 2
     base = np.where(
         received,
-        receive_staging + slot * placement.receive_slot_bytes,
-        send_staging + slot * placement.send_slot_bytes,
+        receive_staging + half * arranged.receive_half_bytes,
+        send_staging + half * arranged.send_half_bytes,
     )
-    address = np.where(placement.direct, placement.address, base + chunks["offset"])
-    copied = ~placement.direct[placement.chunk]
-    copies, chunk = placement.copies[copied], placement.chunk[copied]
+    address = np.where(arranged.direct, arranged.address, base + chunks["offset"])
+    copied = ~arranged.direct[arranged.chunk]
+    copies, chunk = arranged.copies[copied], arranged.chunk[copied]
     unpacked = received[chunk]
     copies["source"] += np.where(unpacked, address[chunk], 0)
     copies["destination"] += np.where(unpacked, 0, address[chunk])
     launch = chunks["round"][chunk] + np.where(unpacked, 2, 0)
-    local = _local_copies(program, sources, destinations)
+    local = local_copies(program, sources, destinations)
     spread = _spread(local, program.rounds)
     return Lowered(
         address,
@@ -225,7 +235,8 @@ def lower(
     )
 
 
-def _local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
+def local_copies(program: Program, sources: ArrayTable, destinations: ArrayTable) -> Table:
+    """Rows of `COPY` for what the rank has and needs itself."""
     local = program.local
     return join(
         sources.boxes(program.source_cells[local["source"]]),

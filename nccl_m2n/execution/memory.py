@@ -21,7 +21,10 @@ GPU_MEMORY = 2  # cudaMemoryTypeDevice; what is managed or the host's is at home
 
 def bytes_at(address: int, size: int) -> Bytes:
     """`size` bytes of host memory; who keeps them alive is the caller's business."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+    block: Array = (ctypes.c_uint8 * size).from_address(
+        address
+    )  # NumPy's types do not know that it is a buffer
+    return np.frombuffer(block, np.uint8)
 
 
 def as_bytes(view: ArrayView) -> Array:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.planning import Topology
@@ -28,7 +27,7 @@ class Bindings:
     bound: OrderedDict[int, Bound] = field(default_factory=OrderedDict)
     numbers: dict[Hashable, list[int]] = field(default_factory=dict)  # by what this process's ranks said then
     made: int = 0
-    arrays: Any = None  # of the last call: a device may still be at work on them
+    arrays: object = None  # of the last call: a device may still be at work on them
 
     def domains(self, transport: Transport) -> Topology:
         """The topology that the transport finds. Collective at the first call."""

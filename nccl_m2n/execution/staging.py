@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from nccl_m2n.transport.base import Transport
@@ -24,7 +22,7 @@ class Staging:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._blocks: dict[int, list[tuple[int, int, Any]]] = {}  # address, bytes, what owns them
+        self._blocks: dict[int, list[tuple[int, int, object]]] = {}  # address, bytes, what owns them
 
     @property
     def device(self) -> bool:
@@ -43,7 +41,7 @@ class Staging:
             blocks.append(self._allocate(rank, nbytes))
         return blocks[-1][0]
 
-    def _allocate(self, rank: int, nbytes: int) -> tuple[int, int, Any]:
+    def _allocate(self, rank: int, nbytes: int) -> tuple[int, int, object]:
         size = max(nbytes, 1)
         if not self.device:
             array = np.empty(size + ALIGNMENT, np.uint8)

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.typing import Stream
 
 
-def stream_of(stream: Any, device: int) -> Any:
+def stream_of(stream: Stream, device: int) -> Stream:
     """A CuPy stream for whatever names one.
 
     Args:
@@ -29,7 +28,7 @@ def stream_of(stream: Any, device: int) -> Any:
     return cupy.cuda.ExternalStream(_handle(stream), device)
 
 
-def _handle(stream: Any) -> int:
+def _handle(stream: Stream) -> int:
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream
     if hasattr(stream, "__cuda_stream__"):

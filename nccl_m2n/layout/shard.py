@@ -83,7 +83,8 @@ class Shard(Placement):
             if size % parts:
                 raise LayoutError(
                     f"expected the parts of each segment to divide the mesh axis of {size} ranks, "
-                    f"got {segment!r}; give a divisor of {size}, or no parts"
+                    f"got {segment!r}; take ranks that are a divisor or a multiple of {parts}, or "
+                    f"parts that are a divisor of {size}; without parts each of them would be cut"
                 )
 
     def _parts(self, size: int) -> list[int]:

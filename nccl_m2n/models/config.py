@@ -170,12 +170,20 @@ class Config:
         return Config(value, f"{self.label}, {key}", {"dtype": self.dtype})
 
     @property
-    def fp8_blocks(self) -> bool:
-        """Whether the checkpoint's matrices are float8 with a scale for each block, by its ``quantization_config``."""
+    def quantization(self) -> Mapping[str, object]:
+        """The ``quantization_config``; empty where there is none."""
         found = self.get("quantization_config", {})
-        return (
-            isinstance(found, Mapping) and found.get("quant_method") == "fp8" and "weight_block_size" in found
-        )
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale, where it is said."""
+        said = self.quantization.get("weight_block_size")
+        if said is None:
+            return None
+        if not isinstance(said, list | tuple) or len(said) != 2 or not all(whole(n) and n for n in said):
+            raise self.error("weight_block_size", said, "rows and columns")
+        return said[0], said[1]
 
     def option(self, key: str, default: bool) -> bool:
         """One of the caller's switches, taken off the list of those not yet understood."""

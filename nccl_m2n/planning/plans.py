@@ -142,11 +142,12 @@ class Plan:
         sources: GivenArrays,
         destinations: GivenArrays,
         staging: Staging | None = None,
+        delta: bool | str = False,
     ) -> Bound:
         """Bind the plan to arrays, see `nccl_m2n.execution.bind`. Collective over the transport."""
         from nccl_m2n.execution.bind import bind
 
-        return bind(self, transport, sources, destinations, staging)
+        return bind(self, transport, sources, destinations, staging, delta)
 
     def to_json(self) -> str:
         """The plan as text: its problem, its options and its digest. Planning is pure, so that is all."""

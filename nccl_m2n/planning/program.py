@@ -20,6 +20,8 @@ CHUNK = np.dtype(
     [
         ("round", "i8"),  # in which it leaves (packed) or arrives (received)
         ("received", "?"),  # else packed out of this rank's source arrays
+        ("flow", "i8"),
+        ("chunk", "i8"),  # of the flow
         ("bytes", "i8"),
         ("offset", "i8"),  # bytes, in the side's staging slot of parity round % 2
         ("first_span", "i8"),
@@ -139,6 +141,7 @@ def _chunks_and_messages(routes: Routes, rounds: int, rank: int) -> tuple[Table,
     row, lo, hi, at = chunk_table(routes.flows[flow], rounds)
     made = np.zeros(len(row), CHUNK)
     made["round"], made["received"], made["bytes"] = at + late[row], row >= len(starts), hi - lo
+    made["flow"], made["chunk"] = flow[row], expand(routes.flows["chunks"][flow])[1]
     order = np.lexsort((flow[row], made["received"], made["round"]))
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))

@@ -64,7 +64,7 @@ def companion_of(name: str, manifest: Manifest, config: Config) -> Companion | N
     follows, mine = _FOLLOWS[suffix], manifest[name].shape
     if len(mine) != len(follows):  # one for the whole weight, or one for each of its rows
         follows = (0,) if mine == shape[:1] else (None,) * len(mine)
-    if suffix in ("scales", "qzeros") and _quantization(config).get("desc_act"):
+    if suffix in ("scales", "qzeros") and config.quantization.get("desc_act"):
         follows = (None, 0)  # in an order of their own along the columns, so that all are needed
     block = _block(suffix, config)
     steps = tuple(
@@ -77,8 +77,9 @@ def companion_of(name: str, manifest: Manifest, config: Config) -> Companion | N
 def _step(name: str, dim: int, weight: int, extent: int, block: int | None) -> tuple[int, int] | None:
     if extent == 1 and block is None:
         return None
-    for step in (block, 1, BLOCK, 64, 32, 16, -(-weight // max(1, extent))):
-        if step and -(-weight // step) == extent:
+    usual = (1, BLOCK, 64, 32, 16, -(-weight // max(1, extent)))
+    for step in usual if block is None else (block,):
+        if -(-weight // step) == extent:
             return dim, step
     raise CommandError(
         f"{name} has {extent} elements for the {weight} of dimension {dim} of its weight: no even share"
@@ -105,14 +106,9 @@ def _packed_shape(module: str, manifest: Manifest, config: Config) -> tuple[int,
     return None
 
 
-def _quantization(config: Config) -> Mapping[str, object]:
-    found = config.get("quantization_config", {})
-    return found if isinstance(found, Mapping) else {}
-
-
 def _bits(config: Config) -> int | None:
     """Bits of a packed element."""
-    found = _quantization(config)
+    found = config.quantization
     groups = found.get("config_groups")
     if isinstance(groups, Mapping):  # compressed-tensors
         weights = [g.get("weights") for g in groups.values() if isinstance(g, Mapping)]
@@ -123,9 +119,8 @@ def _bits(config: Config) -> int | None:
 
 def _block(suffix: str, config: Config) -> tuple[int, int] | None:
     """Rows and columns of a scale's block, where it is said or has always been so."""
-    said = _quantization(config).get("weight_block_size")
-    if isinstance(said, list | tuple) and len(said) == 2 and all(isinstance(n, int) and n > 0 for n in said):
-        return said[0], said[1]
+    if config.block is not None:
+        return config.block
     return (BLOCK, BLOCK) if suffix == "weight_scale_inv" else None
 
 

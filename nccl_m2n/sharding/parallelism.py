@@ -65,8 +65,8 @@ class Parallelism:
         for name in ("tp", "pp", "ep", "etp", "cp", "dp", "fsdp"):
             value = getattr(self, name)
             if value is not None or name not in ("etp", "dp"):
-                made = whole_number(value, name, least=1, most=MAX_RANKS, error=CommandError)
-                object.__setattr__(self, name, made)
+                number = whole_number(value, name, least=1, most=MAX_RANKS, error=CommandError)
+                object.__setattr__(self, name, number)
         choice(self.order, "order", ORDERS, error=CommandError)
         self._complete()
         if self.layers is not None:

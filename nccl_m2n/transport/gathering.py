@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import selectors
 import socket
 import time
@@ -25,6 +26,7 @@ Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
 PROVE_LIMIT = 5.0  # seconds for a stranger to become a rank
 PAUSES = 0.02, 0.5  # seconds before an address is tried again: the first, the longest
 STRANGERS = 128  # at once, and two for each rank that may come; the oldest has to go for a new one
+_REFUSED = os.strerror(errno.ECONNREFUSED)
 _HANDSHAKE_BYTES = 4096  # read at once; a handshake is shorter
 
 
@@ -85,7 +87,7 @@ class Gathering:
         self._talks: dict[socket.socket, _Talk] = {}
         self._selector = selectors.DefaultSelector()
         self.links: dict[int, Link] = {}
-        self.reason = "nothing answered"  # the last one why a host could not be reached
+        self.reason = ""  # the last one why a host could not be reached
 
     @property
     def missing(self) -> list[int]:
@@ -96,6 +98,9 @@ class Gathering:
         """Wait until all are there or the time is over; gives the links, by rank.
 
         The sockets do not block. Unless all are there, the caller has to close them.
+
+        Raises:
+            TransportError: If the system has no socket left.
         """
         if self._listener is not None:
             self._listener.setblocking(False)
@@ -108,6 +113,10 @@ class Gathering:
                 for key, events in self._selector.select(self._until_next(now, deadline)):
                     key.data(events)
                 self._expire(time.monotonic())
+        except OSError as error:
+            raise TransportError(
+                f"rank {self._rank} can make no more connections: {error}; each rank takes one (ulimit -n)"
+            ) from error
         finally:
             for talk in list(self._talks.values()):
                 self._end(talk, "time is over")
@@ -131,7 +140,7 @@ class Gathering:
             self._begin(talk, selectors.EVENT_WRITE)  # writable is connected
             code = end.connect_ex(address)
             if code not in (0, errno.EINPROGRESS):
-                self._end(talk, errno.errorcode.get(code, str(code)))
+                self._end(talk, os.strerror(code))
 
     def _accept(self, listener: socket.socket, events: int) -> None:
         strangers = [talk for talk in self._talks.values() if talk.place is None]
@@ -139,9 +148,12 @@ class Gathering:
             self._end(strangers[0], "too many strangers")
         try:
             end = listener.accept()[0]
-        except OSError:  # gone again, or no descriptor left: then one that is waiting has to go
-            if strangers:
-                self._end(strangers[0], "no descriptor left")
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return  # gone again
+            if not strangers:
+                raise
+            self._end(strangers[0], "no descriptor left")
             return
         end.setblocking(False)
         machine = Host(self._key, self._rank, self._seat)
@@ -168,8 +180,8 @@ class Gathering:
                 if not data:
                     raise ProtocolError("the connection was closed")
                 talk.unsent += talk.machine.feed(data)
-            elif talk.place is not None and talk.socket.getsockname() == talk.socket.getpeername():
-                raise ProtocolError("connected to itself")  # TCP does that where nobody listens
+            elif talk.place is not None:
+                _require_connected(talk.socket)
             if talk.unsent:
                 talk.unsent = talk.unsent[talk.socket.send(talk.unsent) :]
         except BlockingIOError:
@@ -220,9 +232,18 @@ class Gathering:
         talk.socket.close()
         place = talk.place
         if place is not None:
-            self.reason = f"port {place.address[1][1]}: {reason}"
+            if not self.reason or reason != _REFUSED:  # of most ports, even where another one answers
+                self.reason = f"port {place.address[1][1]}: {reason}"
             place.under_way, place.next_try = False, time.monotonic() + place.pause
             place.pause = min(2 * place.pause, PAUSES[1])
+
+
+def _require_connected(end: socket.socket) -> None:
+    code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise ConnectionError(os.strerror(code))
+    if end.getsockname() == end.getpeername():
+        raise ConnectionError("connected to itself")  # TCP does that where nobody listens
 
 
 def addresses_of(host: str, ports: Iterable[int], limit: float) -> list[Address]:
@@ -237,7 +258,7 @@ def addresses_of(host: str, ports: Iterable[int], limit: float) -> list[Address]
         found = run_within(limit, f"looking up the address of {host!r}", look_up)
     except TransferTimeout:
         raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise TransportError(f"the address of {host!r} cannot be found: {error}") from None
     ends = dict.fromkeys((family, name) for family, _, _, _, name in found)
     return [(family, (name[0], port, *name[2:])) for family, name in ends for port in ports]

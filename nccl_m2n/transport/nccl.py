@@ -240,6 +240,24 @@ class NcclTransport(Transport):
         byte, handle = self._bindings.DataType.Int8, self._communicators[self.local_ranks[0]]
         checked(self._bindings.all_gather, sent, received, nbytes, int(byte), handle, stream)
 
+    def gather(self, buffers: Mapping[int, tuple[int, int]], nbytes: int, streams: Mapping[int, int]) -> None:
+        """Enqueue an all-gather of device memory. Collective.
+
+        Args:
+            buffers: For each local rank the address of its share, and of room for those of all ranks.
+            nbytes: Bytes of one rank's share.
+            streams: For each local rank the ``cudaStream_t`` that it goes on.
+        """
+        self.require_usable()
+        bindings = self._bindings
+        byte = int(bindings.DataType.Int8)
+        bindings.group_start()
+        try:
+            for rank, (sent, received) in buffers.items():
+                bindings.all_gather(sent, received, nbytes, byte, self._communicators[rank], streams[rank])
+        finally:
+            bindings.group_end()
+
     def check(self) -> None:
         """Raise if a communicator has failed since the last look.
 

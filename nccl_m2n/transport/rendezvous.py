@@ -69,11 +69,13 @@ class Rendezvous(Ranks):
         self._key = job_key(secret, "rendezvous", token, port, size)
         self._links: dict[int, Link] = {}
         self._last_word = FAILED, ""  # what the others are told when these ranks break
+        self._met = False
+        self._interrupted: set[int] = set()  # to whom a letter is half sent, so that no other can be
         ports = range(port + 1, min(port + PORTS_TRIED, LARGEST_PORT) + 1)
         try:
             meet = self._host if rank == 0 else self._visit
             salt = meet(address, ports, time.monotonic() + timeout) if size > 1 else b""
-            self._key = derived_key(self._key, salt, "met")
+            self._key, self._met = derived_key(self._key, salt, "met"), True
         except BaseException as error:
             self.abort(f"could not be formed: {error}")
             raise
@@ -193,6 +195,7 @@ class Rendezvous(Ranks):
             swap.send(rank, letters[payload])
         swap.want(wanted)
         swap.work(deadline)
+        self._interrupted = swap.unsent
         for rank, (kind, payload) in swap.came.items():
             if kind in (FAILED, TIMED_OUT):
                 self._fail(f"rank {rank} gave up: {payload.decode(errors='replace')}", kind)
@@ -211,12 +214,14 @@ class Rendezvous(Ranks):
     def _give_up(self) -> None:
         """Tell the others why, as far as they listen, and leave."""
         kind, reason = self._last_word
-        if self.rank == 0:
-            letter = Letter.of((reason or f"its rendezvous {self.broken}").encode(), kind)
-            swap = Swap(self._links.values())
-            for rank in self._links:
-                swap.send(rank, letter)
-            swap.work(time.monotonic())
+        if self.rank and not self._met:  # rank 0 hears of it from the connection, and keeps the seat free
+            self._part()
+            return
+        letter = Letter.of((reason or f"its rendezvous {self.broken}").encode(), kind)
+        swap = Swap(self._links.values())
+        for rank in set(self._links) - self._interrupted:
+            swap.send(rank, letter)
+        swap.work(time.monotonic())
         self._part()
 
     def _part(self) -> None:
@@ -233,9 +238,9 @@ def _early(deadline: float) -> float:
 def run_id(environment: Mapping[str, str]) -> str:
     """What the launcher calls this run of the job; empty where it does not tell."""
     if "TORCHELASTIC_RUN_ID" in environment:
-        names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+        names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
     else:
-        names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+        names = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"]
     return " ".join(filter(None, (environment.get(name, "") for name in names)))
 
 

@@ -40,6 +40,11 @@ class Swap:
             self._take(self._links[rank])  # it may have come along with the one before
 
     @property
+    def unsent(self) -> set[int]:
+        """The ranks to which not all is sent."""
+        return set(self._unsent)
+
+    @property
     def unfinished(self) -> list[int]:
         """The ranks to which not all is sent, or of which not all has come."""
         return sorted({*self._unsent, *self._wanted} - set(self.gone))

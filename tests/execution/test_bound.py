@@ -165,6 +165,18 @@ def test_no_transport(transport: object) -> None:
         PLAN.bind(transport, *bound_arrays())
 
 
+@pytest.mark.parametrize("columns", [slice(None), slice(None, None, 2)], ids=["contiguous", "strided"])
+def test_a_cast_that_overflows_is_as_numpy_has_it(columns: slice) -> None:
+    """And no warning, which as an error would stop one rank between its peers."""
+    there = Layout((4,), Mesh([1]), [Replicate()])
+    arrays = np.array([1.5, 1e6, -1e300, np.nan] * 2)[columns][:4], np.zeros(8, "float16")[columns][:4]
+    made = plan(Transfer(ROW, there, "float64", "w", "float16"))
+    with made.bind(LocalTransport(2), {0: {"w": arrays[0]}}, {1: {"w": arrays[1]}}) as bound:
+        bound.run()
+    with np.errstate(over="ignore"):
+        assert arrays[1].tobytes() == arrays[0].astype("float16").tobytes()
+
+
 def test_several_ranks_want_mappings() -> None:
     _, destinations = bound_arrays()
     with pytest.raises(

@@ -25,7 +25,7 @@ def test_boxes_are_boxes_in_their_order(factors: list[int], data: st.DataObject)
     index = np.arange(total).reshape(factors)
     for together in (True, False):
         found = []
-        for ((extent, offset),) in _places((n,), (start,), (tuple(factors),)):
+        for ((extent, offset),) in _places((n,), ((start,), (tuple(factors),))):
             own = slice(len(extent) - len(factors), None)
             box = tuple(slice(o, o + e) for o, e in zip(offset[own], extent[own], strict=True))
             found += index[box].ravel().tolist()

@@ -39,18 +39,26 @@ class DeviceSide(SideOfRank):
             )
         return views
 
-    def fill(self, turn: int) -> None:
-        """As on the host, and then to the device."""
-        super().fill(turn)
+    def upload(self) -> None:
+        """To the device what the host's memory holds."""
         for name, storage in self.storage.items():
             if storage.base.nbytes:
                 with self._cupy.cuda.Device(self._device):
                     self._memory[name].set(storage.base.reshape(-1).view("u1"))
 
-    def wrong(self, turn: int) -> list[str]:
-        """As on the host, of what the device's memory holds."""
+    def download(self) -> None:
+        """From the device what its memory holds."""
         for name, storage in self.storage.items():
             if storage.base.nbytes:
                 with self._cupy.cuda.Device(self._device):
                     storage.base.reshape(-1).view("u1")[...] = self._memory[name].get()
+
+    def fill(self, turn: int) -> None:
+        """As on the host, and then to the device."""
+        super().fill(turn)
+        self.upload()
+
+    def wrong(self, turn: int) -> list[str]:
+        """As on the host, of what the device's memory holds."""
+        self.download()
         return super().wrong(turn)

@@ -77,7 +77,7 @@ def test_a_rank_elsewhere() -> None:
         ),
         (
             [Replicate(), Shard(0, segments=(Segment(8, parts=2),))],
-            r"divide the mesh axis of 3 ranks, got Segment\(8, parts=2\); give a divisor of 3, or no parts",
+            r"divide the mesh axis of 3 ranks, got Segment\(8, parts=2\); take ranks .* a multiple of 2",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from nccl_m2n import (
     Mesh,
     MpiTransport,
     Shard,
+    SocketTransport,
     Transfer,
     TransferTimeout,
     TransportError,
@@ -46,7 +47,7 @@ Wrong = list[str]
 class Case:
     """What one rank has of an all-to-all: rows before, columns after."""
 
-    def __init__(self, transport: MpiTransport, seed: int = 0) -> None:
+    def __init__(self, transport: MpiTransport | SocketTransport, seed: int = 0) -> None:
         rank = transport.rank
         self.whole = (
             np.arange(ROWS.shape[0] * ROWS.shape[1], dtype=np.int64).reshape(ROWS.shape) + 7919 * seed

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -290,7 +291,7 @@ def test_keys_are_of_one_meeting_and_one_purpose() -> None:
 def test_missing_ranks_are_named() -> None:
     with pytest.raises(TransferTimeout, match="ranks 1-2 did not come"):
         meet(3, lambda meeting: None, free_port(), timeout=0.3, ranks=[0])
-    with pytest.raises(TransferTimeout, match="rank 1 found no rank 0 at 127.0.0.1"):
+    with pytest.raises(TransferTimeout, match="rank 1 found no rank 0 at 127.0.0.1 .*Connection refused"):
         meet(3, lambda meeting: None, free_port(), timeout=0.3, ranks=[1])
 
 
@@ -378,6 +379,26 @@ def test_numbers_out_of_range_are_refused(numbers: tuple[int, int, int], said: s
     rank, size, port = numbers
     with pytest.raises(TransportError, match=said):
         Rendezvous(rank, size, "127.0.0.1", port, timeout=0.5)
+
+
+@pytest.mark.parametrize("address", ["no.such.host.invalid", "a..b", "x" * 100])
+def test_a_host_that_nobody_knows(address: str) -> None:
+    with pytest.raises(TransportError, match="the address of|looking up the address of"):
+        Rendezvous(1, 2, address, 29500, timeout=2.0)
+
+
+def test_more_ranks_than_sockets() -> None:
+    import resource
+
+    port = free_port()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 8, hard))
+    try:
+        with pytest.raises(TransportError, match="rank 1 can make no more connections: .*ulimit -n"):
+            Rendezvous(1, 2, "127.0.0.1", port, timeout=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("timeout", [-1.0, float("nan"), float("inf")])

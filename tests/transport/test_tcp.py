@@ -23,6 +23,7 @@ from nccl_m2n.transport.base import Message
 from nccl_m2n.transport.gathering import Gathering
 from nccl_m2n.typing import Bytes
 from tests.execution import mpi
+from tests.transport.mpi_cases import RANKS, Case
 from tests.transport.test_rendezvous import free_port
 
 Result = TypeVar("Result")
@@ -139,7 +140,45 @@ def test_waiting_takes_no_processor_time() -> None:
     assert max(meet(2, body)) < 0.2
 
 
+def test_bindings_are_waited_for_in_any_order() -> None:
+    def body(transport: SocketTransport) -> list[str]:
+        cases = [Case(transport, seed) for seed in range(3)]
+        wrong = []
+        for turn in range(2):
+            for case in cases if transport.rank % 2 or not turn else cases[::-1]:
+                case.bound.run()
+            for case in cases if transport.rank else cases[::-1]:
+                case.bound.wait(20)
+            for case in cases:
+                wrong += case.wrong()
+                case.destination[:] = -1
+        for case in cases:
+            case.bound.close()
+        return wrong
+
+    assert meet(RANKS, body) == [[]] * RANKS
+
+
 # Peers that are late, wrong or gone
+
+
+def test_a_late_peer_touches_nothing_any_more() -> None:
+    barrier = threading.Barrier(RANKS)
+
+    def body(transport: SocketTransport) -> int:
+        case = Case(transport)
+        if transport.rank == RANKS - 1:
+            barrier.wait(10)
+        case.bound.run()
+        told(lambda: case.bound.wait(0.5))
+        case.bound.close()
+        case.destination[:] = 5
+        if transport.rank != RANKS - 1:
+            barrier.wait(10)
+            time.sleep(0.3)
+        return int((case.destination != 5).sum())
+
+    assert meet(RANKS, body) == [0] * RANKS
 
 
 def told(call: Callable[[], object], kind: type[TransportError] = TransportError) -> str:

@@ -13,6 +13,7 @@ from nccl_m2n.errors import CommandError
 from nccl_m2n.models.config import Config
 from nccl_m2n.models.families import dense, encoders, experts, hybrid, latent, older, vision
 from nccl_m2n.models.families.parts import Entry
+from nccl_m2n.models.families.quantised import quantised
 from nccl_m2n.models.manifest import TensorInfo
 
 GENERATORS: dict[str, Callable[[Config], Iterator[Entry]]] = {
@@ -47,7 +48,7 @@ def describe(
             f"{label} describes {layers:,} layers of {each:,} experts, more than any model has"
         )
     tensors = {}
-    for name, shape, dtype in GENERATORS[read.family](read):
+    for name, shape, dtype in quantised(read, GENERATORS[read.family](read)):
         tensors[name] = TensorInfo(shape, dtype)
         if len(tensors) > MOST_TENSORS:
             raise CommandError(f"{label} describes more than {MOST_TENSORS:,} tensors")

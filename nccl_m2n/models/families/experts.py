@@ -10,7 +10,6 @@ from nccl_m2n.models.config import Config
 from nccl_m2n.models.families.dense import OLMO2, PLAIN, QWEN2, QWEN3
 from nccl_m2n.models.families.parts import Entry, Style, attention, decoder, linear, mlp
 
-_BLOCK = 128  # rows and columns that share one fp8 scale
 _QK = ("q_norm", "k_norm")
 _W123 = Style(mlp_bias=False, up=("w1", "w3"), down="w2")
 
@@ -179,7 +178,10 @@ def afmoe(c: Config) -> Iterator[Entry]:
 def gpt_oss(c: Config) -> Iterator[Entry]:
     """GPT-OSS: stacked experts, gate and up columns interleaved; ``mxfp4`` gives the published 4-bit form."""
     experts, hidden, width = c["num_experts"], c["hidden_size"], c["intermediate_size"]
-    mxfp4, bias = c.option("mxfp4", False), c.flag("attention_bias", True)
+    mxfp4, bias = (
+        c.option("mxfp4", c.quantization.get("quant_method") == "mxfp4"),
+        c.flag("attention_bias", True),
+    )
 
     def matrix(name: str, rows: int, columns: int) -> Iterator[Entry]:
         if mxfp4:  # 32 values of 4 bits to a block, one scale each, the matrix transposed

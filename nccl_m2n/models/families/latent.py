@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from nccl_m2n.models.config import Config
 from nccl_m2n.models.families.experts import Experts, shared_width, sparse
 from nccl_m2n.models.families.parts import Entry, Layer, decoder, linear, mlp
+from nccl_m2n.models.families.quantised import with_scales
 
-_BLOCK = 128  # rows and columns that share one fp8 scale
 _EXPERTS = Experts(correction="gate.e_score_correction_bias", shared="shared_experts")
 
 
@@ -57,12 +57,11 @@ def deepseek(
 ) -> Callable[[Config], Iterator[Entry]]:
     """DeepSeek-V2, V3, V3.2, R1, Kimi-K2, GLM-5: routed and shared experts, prediction layers at the end.
 
-    With ``fp8`` the matrices are float8 with one float32 scale for each 128 × 128 block, as published; where the
-    configuration says that the checkpoint is quantised so, that is what is described.
+    With ``fp8`` the matrices are float8 with one float32 scale for each 128 × 128 block, as published.
     """
 
     def family(c: Config) -> Iterator[Entry]:
-        fp8, mtp = c.option("fp8", c.fp8_blocks), c.option("mtp", True)
+        fp8, mtp = c.option("fp8", False), c.option("mtp", True)
         layers = c["num_hidden_layers"]
         extra = c.number("num_nextn_predict_layers", 0) if mtp else 0
 
@@ -80,21 +79,9 @@ def deepseek(
             return _prediction(c, at, made) if index >= layers else made
 
         made = decoder(c, layer, extra=extra)
-        return _with_scales(made) if fp8 else made
+        return with_scales(c, made) if fp8 and not c.quantization else made
 
     return family
-
-
-def _with_scales(entries: Iterator[Entry]) -> Iterator[Entry]:
-    """The same tensors as published in fp8: projections in float8, each followed by its scales."""
-    for name, shape, dtype in entries:
-        if not name.endswith(("_proj.weight", "_mqa.weight", "wq_b.weight", "wk.weight")) or (
-            ".eh_proj." in name or ".weights_proj." in name
-        ):
-            yield name, shape, dtype
-            continue
-        yield name, shape, "float8_e4m3fn"
-        yield f"{name}_scale_inv", tuple(-(-n // _BLOCK) for n in shape), "float32"
 
 
 def longcat(c: Config) -> Iterator[Entry]:

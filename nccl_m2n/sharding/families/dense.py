@@ -56,7 +56,7 @@ RULES: dict[str, Rules] = {
     **dict.fromkeys(
         (
             *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite", "smollm3"),
-            *("arcee", "bitnet", "cwm", "ernie4_5", "exaone4", "glm4_0414", "helium", "hunyuan_v1_dense"),
+            *("arcee", "bitnet", "cwm", "ernie4_5", "exaone4", "helium", "hunyuan_v1_dense"),
             *("internlm3", "ministral", "ministral3", "nemotron", "olmo", "olmo2", "olmo3", "seed_oss"),
         ),
         DENSE,
