@@ -67,7 +67,7 @@ class Bundles:
     table: Table  # BUNDLE
     sections: Table  # SECTION, by template and then by bundle
     templates: tuple[Template, ...]
-    stream_order: Ints  # (transfers,) place of each transfer in every stream
+    stream_order: Ints  # (transfers,) position of each transfer in every stream
     sets: RankSets
 
     @cached_property
@@ -217,7 +217,7 @@ class StreamCells:
 
 
 def stream_cells(bundles: Bundles, wanted: Ints) -> StreamCells:
-    """The cells of the `wanted` bundles (numbers, ascending), by bundle and place in its stream."""
+    """The cells of the `wanted` bundles (numbers, ascending), by bundle and position in its stream."""
     mask = np.zeros(len(bundles.table), bool)
     mask[wanted] = True
     sections = bundles.sections[mask[bundles.sections["bundle"]]]

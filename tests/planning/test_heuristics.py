@@ -7,12 +7,13 @@ package: numbers stand as they are meant.
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from nccl_m2n import Layout, Mesh, Placement, Plan, Replicate, Shard, Topology, Transfer, plan
+from nccl_m2n import Box, Layout, Mesh, Placement, Plan, Replicate, Shard, Topology, Transfer, plan
 from nccl_m2n.planning.bundles import make_bundles
 from nccl_m2n.planning.methods import others
 from nccl_m2n.planning.options import PlanOptions
@@ -335,13 +336,11 @@ def test_other_methods_are_compared_as_far_as_they_make_50_000_hops(replicas: in
 @pytest.mark.parametrize(("ranks", "least"), [(500, 9000), (600, 16)])
 def test_up_to_512_sets_of_ranks_are_asked_for_the_bound_of_nics(ranks: int, least: int) -> None:
     """One of many pairs has much more to move than the others; beyond, only their mean is told."""
-    tensors = [
-        move(9000 if not i else 1, range(i, i + 1), range(ranks, ranks + 1), name=f"{i}")
-        for i in range(ranks)
-    ]
-    tensors = [
-        Transfer(t.source, on(range(ranks + i, ranks + i + 1), t.shape, R), "uint8", t.name)
-        for i, t in enumerate(tensors)
-    ]
+    ends = [0, *range(9000, 9000 + ranks)]
+    boxes = [Box((a,), (b,)) for a, b in itertools.pairwise(ends)]
+    source, destination = (
+        Layout.from_pieces((ends[-1],), {first + i: [box] for i, box in enumerate(boxes)})
+        for first in (0, ranks)
+    )
     sides = Topology([range(ranks), range(ranks, 2 * ranks)])
-    assert nic_bound(make_bundles(tensors), sides) == least
+    assert nic_bound(make_bundles([Transfer(source, destination, "uint8")]), sides) == least
