@@ -529,6 +529,13 @@ PARALLEL = sharding.Parallelism(tp=2)
 SIZE = COUNT | also(2**40)
 STORED = given(manifest=manifest(), parallelism=PARALLEL, rank=0, rules=[RULE],
                arrays={"w": np.zeros((2, 4), "float32"), "v": np.zeros(2, "float32")})  # fmt: skip
+MEGATRON = given(
+    manifest=models.Manifest({"model.layers.0.self_attn.o_proj.weight": ((4, 4), "float32")}),
+    parallelism=PARALLEL,
+    rank=0,
+    rules=[sharding.Rule("*", tp=1)],
+    arrays={"decoder.layers.0.self_attention.linear_proj.weight": np.zeros((4, 2), "float32")},
+)
 STORAGE = {
     "manifest": THING, "parallelism": THING, "rank": RANK | also(2), "start_rank": RANK, "arrays": MAPPING,
     "rules": also(5, "*", [5], [None], RULE), "skip": also(None, 5, "*", [5]), "whole_side": FLAG,
@@ -613,12 +620,12 @@ MODELS = [
         C,
         given(pattern="*", tp=0, units=2, stage="all", fsdp=0),
         {
-            "pattern": TEXT,
+            "pattern": TEXT.but(""),
             "tp": WHOLE.but(None),
             "ep": also(1.5, True, [1]),
             "units": also(1.5, True, [1], 0, -1),
             "padded": FLAG,
-            "stage": TEXT | also("x"),
+            "stage": TEXT.but(None) | also("x"),
             "fsdp": WHOLE,
         },
     ),
@@ -655,7 +662,7 @@ MODELS = [
         "megatron",
         storage.megatron,
         C,
-        STORED,
+        MEGATRON,
         STORAGE | {"padded_vocab": COUNT.but(None), "layers": also(5, "x", [1.5]), "zero_padding": FLAG},
     ),
     Public(
@@ -684,6 +691,5 @@ def _world() -> Any:
     return MPI.COMM_WORLD
 
 
-LATER = {"Rule", "layouts", "load_rules", "rules_for", "fsdp", "megatron", "vllm", "padded_rows", "split_qkv"}
-TABLE = [one for one in (*LAYOUTS, *PLANNING, *RUNNING, *REFIT, *MODELS) if one.name not in LATER]
+TABLE = [*LAYOUTS, *PLANNING, *RUNNING, *REFIT, *MODELS]
 NEEDS_DEVICE = {"NcclTransport"}

@@ -38,7 +38,7 @@ class HostExecutor:
         transport: Moves the messages.
         tasks: For each local rank its program and its arrays.
         wire: What elements are on the wire.
-        staging: Where to take staging from; None allocates it.
+        staging: Where to take staging from.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class HostExecutor:
         transport: Transport,
         tasks: Mapping[int, Task],
         wire: Wire,
-        staging: Staging | None = None,
+        staging: Staging,
     ) -> None:
         self.baseline_bytes = 0
         self.changes: Changes | None = None
         self.staging_bytes = 0
-        self._staging: Staging | None = Staging(transport) if staging is None else staging
+        self._staging: Staging | None = staging
         self._rounds: list[PreparedRound] = []
         self._copies: list[list[tuple[Elements, Elements]]] = []
         self._moves: list[list[tuple[int, int, int]]] = []

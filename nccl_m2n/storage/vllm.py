@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nccl_m2n.errors import CommandError
-from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import RankViews, padded_rows
+from nccl_m2n.storage.declare import RankViews, named_arrays, padded_rows
 
 # The fused module -> the published modules that lie end to end in it.
 _FUSED = {
@@ -62,12 +62,13 @@ def vllm(
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
+    as_manifest(manifest)
     if padded_vocab is None:
         rows = [i.shape[0] for n, i in manifest.items() if n.endswith(_VOCABULARY)]
         padded_vocab = padded_rows(max(rows)) if rows else None
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
     declared = RankViews(side, rank, skip, zero_padding)
-    for stored, array in arrays.items():
+    for stored, array in named_arrays(arrays):
         _read(declared, stored, array)
     return declared.finish(whole_side)
 

@@ -12,6 +12,7 @@ import numpy as np
 from nccl_m2n.checks import MAX_RANKS, whole_number
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
+from nccl_m2n.typing import Communicator
 
 
 class LocalTransport(Transport):
@@ -26,11 +27,16 @@ class LocalTransport(Transport):
         (0, 1, 2, 3)
     """
 
-    memory = "host"
+    kind, carrier, launchers = "local", "copies within one process", ("none",)
 
     def __init__(self, ranks: int) -> None:
         self.size = whole_number(ranks, "the number of ranks", least=1, most=MAX_RANKS, error=TransportError)
         self.local_ranks = tuple(range(self.size))
+
+    @classmethod
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> LocalTransport:
+        """All ranks in this process, as many as wanted."""
+        return cls(ranks or 1)
 
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         return [messages[rank] for rank in self.local_ranks]

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class MpiTransport(Transport):
         TransportError: If mpi4py is missing or `comm` is no communicator of it.
     """
 
-    memory: Literal["host", "device"] = "host"
+    kind, carrier, launchers = "mpi", "MPI", ("mpi",)
     leave_limit: float | None = 10.0
     _dropped: ClassVar[list[MPI.Intracomm]] = []  # of transports that nobody has any more
     _unfinished: ClassVar[list[tuple[MPI.Intracomm, MPI.Request]]] = []  # made too late for their transports
@@ -78,6 +78,11 @@ class MpiTransport(Transport):
         self._spaces: weakref.WeakValueDictionary[int, _Space] = weakref.WeakValueDictionary()
         self._drop = weakref.finalize(self, self._dropped.append, self._comm)
         self._drop.atexit = False
+
+    @classmethod
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> MpiTransport:
+        """One rank a process."""
+        return cls(world)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """A communicator of one's own. MPI has some 2,000 for a process, shared with what was dropped."""

@@ -19,7 +19,7 @@ from nccl_m2n.transport.nccl_domains import host_label
 from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT
 from nccl_m2n.transport.rendezvous import Rendezvous
 from nccl_m2n.transport.tcp_link import BROKEN, CLOSED, TcpLink
-from nccl_m2n.typing import Stream
+from nccl_m2n.typing import Communicator, Stream
 
 
 class SocketTransport(Transport):
@@ -33,7 +33,7 @@ class SocketTransport(Transport):
         TransferTimeout: If not all links can be made within the rendezvous' time limit; names the ranks.
     """
 
-    memory = "host"
+    kind, carrier, launchers = "socket", "TCP", ("torchrun",)
 
     def __init__(self, rendezvous: Rendezvous, *, address: str | None = None) -> None:
         self._rendezvous, self.timeout = rendezvous, rendezvous.timeout
@@ -47,6 +47,11 @@ class SocketTransport(Transport):
         except BaseException as error:
             self.abort(f"could not be formed: {error}")
             raise
+
+    @classmethod
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> SocketTransport:
+        """One rank a process."""
+        return cls.from_environment()
 
     @classmethod
     def from_environment(

@@ -8,7 +8,8 @@ order), refuse further use of the transport at once, form a new one with the oth
 and leave. No process may be left over.
 
 Under MPI the survivors form a `SocketTransport`: an MPI library does not promise that anything works among the
-survivors of a dead rank. `mpiexec` is told not to end everybody when one process dies.
+survivors of a dead rank. MPICH's `mpiexec` ends everybody when one process dies, or ends itself where it is told not
+to; so each rank runs in the shelter of a shell that stays.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ STAGES = ("start-up", "bind", "run", "wait", "exchange", "version", "close")
 FAULTS = ("kill", "stop", "exception", "exit")
 SLACK = 8.0  # seconds: many processes on few cores
 LONGEST = 60.0  # seconds of a case
+SHELTER = '"$@"; for i in $(seq 900); do [ -e "$0/over" ] && break; sleep 0.1; done; exit 0'
 
 
 def cases(transport: str, count: int) -> list[tuple[str, str, int]]:
@@ -77,6 +79,7 @@ class Case:
                 time.sleep(0.05)
             reports = {int(p.stem): json.loads(p.read_text()) for p in wanted if p.exists()}
             left = self._left_over(time.monotonic() + SLACK)
+            Path(folder, "over").touch()
             out = [self._end(job) for job in jobs]
         wrong = self._judge(reports)
         if left:
@@ -89,8 +92,7 @@ class Case:
         worker = [sys.executable, "-m", "tests.fuzz.kill_worker", self.transport, self.stage, self.fault,
                   str(self.victim), folder]  # fmt: skip
         if self.transport == "mpi":
-            command = [mpiexec(), "-disable-auto-cleanup", "-n", str(self.ranks), *worker]
-            return [_spawn(command, own)]
+            return [_spawn([mpiexec(), "-n", str(self.ranks), "sh", "-c", SHELTER, folder, *worker], own)]
         rank_own = [own | _rank_environment(self.transport, r, self.ranks, port) for r in range(self.ranks)]
         return [_spawn(worker, environment) for environment in rank_own]
 
