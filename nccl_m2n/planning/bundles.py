@@ -110,7 +110,7 @@ class FlatTemplates:
 def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     """Group the cells of all transfers by who holds and who needs them."""
     members = _group_transfers(transfers)
-    _refuse_too_much(transfers)
+    _refuse_too_much(transfers, members)
     order = sorted(range(len(transfers)), key=lambda i: -element_unit(transfers[i].wire_size))
     stream_order = np.empty(len(transfers), np.int64)
     stream_order[order] = np.arange(len(transfers))
@@ -143,9 +143,10 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     return Bundles(table, every, tuple(templates), stream_order, sets)
 
 
-def _refuse_too_much(transfers: Sequence[Transfer]) -> None:
+def _refuse_too_much(transfers: Sequence[Transfer], members: Sequence[Sequence[int]]) -> None:
     """Keep every sum of bytes that a plan counts within 64 bits."""
-    needed = sum(math.prod(t.shape) * t.wire_size * len(t.destination.ranks) for t in transfers)
+    firsts = [(len(group), transfers[group[0]]) for group in members]
+    needed = sum(n * math.prod(t.shape) * t.wire_size * len(t.destination.ranks) for n, t in firsts)
     if needed > MAX_WHOLE:
         raise PlanError(f"expected up to {MAX_WHOLE} bytes for all destination ranks together, got {needed}")
 

@@ -50,10 +50,9 @@ class Plan:
     @classmethod
     def of(cls, transfers: Sequence[Transfer], topology: Topology | None, options: PlanOptions) -> Plan:
         """The plan of a problem; see `nccl_m2n.plan`."""
-        items = tuple(
-            made_by(t, Transfer, "each transfer", error=PlanError, hint=HINT)
-            for t in several(transfers, "transfers", error=PlanError, hint=HINT)
-        )
+        items = several(transfers, "transfers", error=PlanError, hint=HINT)
+        for item in set(map(type, items)) - {Transfer} and items:
+            made_by(item, Transfer, "each transfer", error=PlanError, hint=HINT)
         bundles = make_bundles(items)
         domains = Topology.single(bundles.ranks or [0]) if topology is None else topology
         as_topology(domains).require(bundles.ranks)
