@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_m2n.checks import made_by, several
 from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
-from nccl_m2n.errors import LayoutError, TransportError
+from nccl_m2n.errors import LayoutError, M2nError, TransportError
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.given import by_rank
 from nccl_m2n.execution.remembered import Bindings
@@ -26,6 +26,7 @@ from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Array
 
 NAME = "tensor"
 
@@ -128,13 +129,19 @@ class _Side:
                 f"expected {mesh.ndim} {self.name} placements, one for each axis of {mesh!r}, got {list(placements)}"
             )
         array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
-        view = None if array is None else replace(view_array(array), owner=None)
+        view = None if array is None else self._seen(array)
         local = [] if view is None else [view.shape]
         local += [] if self.local_shape is None else [as_shape(self.local_shape)]
         shapes = [_inferred(shape, mesh, placements) for shape in local] if wanted is None else []
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
         return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
+
+    def _seen(self, array: Array) -> ArrayView:
+        try:
+            return replace(view_array(array), owner=None)
+        except M2nError as error:
+            raise LayoutError(f"{self.name} array: {error}") from None
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """The side's layout, once the global shape is known."""
@@ -195,7 +202,7 @@ class _Call:
         return tuple(self._looks.values())
 
     def _told(self, look: _Look) -> bytes:
-        numbers = self._memory.numbers.get(self._key, [])
+        numbers = self._memory.numbers(self._key)
         named = self._sides[1].dtype is not None
         return json.dumps([look.shapes, look.dtypes, named, numbers, self._memory.made]).encode()
 

@@ -147,8 +147,10 @@ def _refuse_too_much(transfers: Sequence[Transfer], members: Sequence[Sequence[i
     """Keep every sum of bytes that a plan counts within 64 bits."""
     firsts = [(len(group), transfers[group[0]]) for group in members]
     needed = sum(n * math.prod(t.shape) * t.wire_size * len(t.destination.ranks) for n, t in firsts)
-    if needed > MAX_WHOLE:
-        raise PlanError(f"expected up to {MAX_WHOLE} bytes for all destination ranks together, got {needed}")
+    if needed >= MAX_WHOLE:
+        raise PlanError(
+            f"expected a plan that moves fewer than 2**62 bytes in all, got {needed}; plan a part of it"
+        )
 
 
 def _cells(transfer: Transfer) -> Cells:

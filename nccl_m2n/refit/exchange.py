@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import DisagreementError, LayoutError
@@ -43,6 +43,10 @@ class OwnSide:
 
     arrays: dict[str, ArrayView]  # by name, of the parameters of which it holds a part
     texts: dict[bytes, bytes]  # groups of parameters as JSON, by digest
+
+    def only(self, names: Collection[str]) -> OwnSide:
+        """The same without the arrays of other parameters."""
+        return replace(self, arrays={name: view for name, view in self.arrays.items() if name in names})
 
     def require_like(self, other: OwnSide, side: str) -> None:
         """Refuse parameters that are not those which the rank declared before, arrays apart.

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TypeVar
 
 from nccl_m2n.execution.given import SIDES
-from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Topology
 from nccl_m2n.refit.broadcast import Views
 from nccl_m2n.refit.deliver import Delivery, Loader, loader_of
@@ -38,9 +37,7 @@ class Joined:
     @cached_property
     def arrays(self) -> tuple[Views, Views]:
         """Source and destination arrays, of what is moved."""
-        source, destination = (
-            {r: _chosen(sides[i].arrays, self.matched) for r, sides in self.declared.items()} for i in (0, 1)
-        )
+        source, destination = ({r: sides[i].arrays for r, sides in self.declared.items()} for i in (0, 1))
         return source, destination
 
     @cached_property
@@ -99,7 +96,7 @@ def join_sides(
         chosen,
         chosen.topology or Topology(transport.discover_domains()),
         matched,
-        {rank: one.sides for rank, one in every.items()},
+        {r: (one.sides[0].only(matched.names), one.sides[1].only(matched.names)) for r, one in every.items()},
         {rank: one.loader for rank, one in every.items()},
         first_of(every).rename,
     )
@@ -129,7 +126,8 @@ def rejoined(
             if given is not None:
                 new.require_like(old, side)
         source, destination = (
-            b if given is None else n for given, b, n in zip(declared, before, now, strict=True)
+            old if given is None else new.only(joined.matched.names)
+            for given, old, new in zip(declared, before, now, strict=True)
         )
         return source, destination
 
@@ -142,10 +140,6 @@ def _described(
     """What a local rank declares on both sides."""
     held = [parameters_of(p, transport, rank, s) for p, s in zip(declared, SIDES, strict=True)]
     return describe_side(0, held[0], rename), describe_side(1, held[1])
-
-
-def _chosen(arrays: Mapping[str, ArrayView], matched: Matched) -> dict[str, ArrayView]:
-    return {name: view for name, view in arrays.items() if name in matched.names}
 
 
 def first_of(made: Mapping[int, Result]) -> Result:

@@ -7,17 +7,18 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_m2n.checks import limit_seconds, made_by, whole_number
+from nccl_m2n.checks import limit_seconds, made_by
 from nccl_m2n.dtypes import Cast
-from nccl_m2n.errors import TransportError
+from nccl_m2n.errors import M2nError, TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
+from nccl_m2n.refit.agreed import agreed_names, agreed_ranks, agreed_version
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
 from nccl_m2n.refit.deliver import Loader
-from nccl_m2n.refit.join import first_of, join_sides, rejoined
+from nccl_m2n.refit.join import join_sides, rejoined
 from nccl_m2n.refit.match import Matched
-from nccl_m2n.refit.names import Names, chosen
+from nccl_m2n.refit.names import Names
 from nccl_m2n.refit.options import RefitOptions
 from nccl_m2n.refit.parameter import Parameters
 from nccl_m2n.refit.report import Report
@@ -66,6 +67,9 @@ class Refit:
         staging_bytes: Staging that a rank may need, in bytes.
         chunk_bytes: Upper bound of a chunk, in bytes; None chooses.
         method: As for `plan`; ``"gather_broadcast"`` for a comparison.
+        delta: True sends from shard to shard only what changed since the last run, bit for bit, for which every
+            source keeps what it sent last (``"host"``: in pinned host memory). The first run, and the first one
+            of another subset, sends everything. See `forget`.
 
     Raises:
         LayoutError: For a parameter that does not fit its layout or the other side.
@@ -101,10 +105,11 @@ class Refit:
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         chunk_bytes: int | None = None,
         method: str = "reshard",
+        delta: bool | str = False,
     ) -> None:
         def options() -> RefitOptions:
             made = PlanOptions(method, chunk_bytes, staging_bytes)
-            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made)
+            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made, delta)
 
         self._transport = made_by(transport, Transport, "the transport of a refit", error=TransportError)  # type: ignore[type-abstract]
         self._joined = join_sides(transport, (source, destination), options, names, load)
@@ -145,9 +150,7 @@ class Refit:
         return self._version
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Plan and bind the tensors that `only` names, once. Collective.
-
-        The last few subsets are kept; they share one piece of staging.
+        """Plan and bind the tensors that `only` names, once; the last few subsets are kept. Collective.
 
         Args:
             only: Names and patterns of names; None: all, which construction has prepared.
@@ -161,21 +164,15 @@ class Refit:
     def _prepared(self, only: Iterable[str] | None, purpose: str) -> tuple[Subset, Moving]:
         """Some parameters, bound; all ranks agree which, unless these are all. Collective."""
         self._require_open()
-        names = self._matched.names if only is None else self._agree_on(only, purpose)
+        names = (
+            self._matched.names
+            if only is None
+            else agreed_names(self._transport, only, self._matched.names, purpose)
+        )
         if self._running is not None and self._running.subset is not self._subsets.known(names):
             self.wait()  # it is in the staging
         subset = self._subsets.of(names)
         return subset, self._subsets.bind(subset)
-
-    def _agree_on(self, only: Iterable[str], purpose: str) -> frozenset[str]:
-        """The names that all ranks mean. Collective."""
-        every = together(
-            self._transport,
-            f"refit: {purpose}",
-            lambda rank: chosen(only, self._matched.names),
-            facts=lambda made: {"only": sorted(first_of(made))},
-        )
-        return first_of(every)
 
     def run(
         self, *, only: Iterable[str] | None = None, version: int | None = None, stream: Stream = None
@@ -185,7 +182,7 @@ class Refit:
         Args:
             only: Names and patterns of names of the parameters to move; all if None. All ranks first agree on
                 them, and the first run of a subset prepares it.
-            version: Stamp of this step; `version` shows it once every rank has everything that the run moves.
+            version: Stamp of this step, on all ranks or on none; `version` shows it once every rank has everything.
             stream: As for `Bound.run`.
         """
         subset, moving = self._prepared(only, "run")
@@ -193,7 +190,7 @@ class Refit:
             self.wait()  # its full tensors are still to come
         self._version = None  # torn from here on
         self._running = _Running(subset, moving, time.perf_counter(), version, stream)
-        moving.bound.run(stream)
+        self._subsets.begin(subset, stream)
 
     def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Wait until the run is over. Full tensors move and are delivered now, after the others.
@@ -220,28 +217,14 @@ class Refit:
         self._running = None
         version = None
         if broadcast is not None or now.version is not None:
-            version = self._stamp(now.version, failures, deadline)
+            try:
+                version = agreed_version(self._transport, now.version, failures, deadline)
+            except M2nError:
+                now.moving.bound.forget()  # not every rank has this version
+                raise
         self._version = version
-        self.report = replace(now.subset.report, seconds=time.perf_counter() - now.began)
-
-    def _stamp(
-        self, version: object, failures: Mapping[int, Exception], deadline: float | None
-    ) -> int | None:
-        """The version, if all ranks have everything and give the same one. Collective."""
-
-        def complete(rank: int) -> int | None:
-            if rank in failures:
-                raise failures[rank]
-            return None if version is None else whole_number(version, "version")
-
-        every = together(
-            self._transport,
-            "refit: version",
-            complete,
-            facts=lambda made: {"the version": first_of(made)},
-            limit=None if deadline is None else max(0.0, deadline - time.monotonic()),
-        )
-        return first_of(every)
+        report = now.subset.report.with_changes(now.moving.bound.changes)
+        self.report = replace(report, seconds=time.perf_counter() - now.began)
 
     def capture(self, only: Iterable[str] | None = None) -> None:
         """On GPUs, record the run in a CUDA graph: later runs are one launch. Full tensors stay outside. Collective."""
@@ -261,13 +244,18 @@ class Refit:
             laid_out = self._matched.laid_out
             every = self._matched.sharded + laid_out
             self._checked = plan(every, self.topology) if laid_out else self.plan
-        names = self._matched.names if only is None else self._agree_on(only, "verify")
+        names = (
+            self._matched.names
+            if only is None
+            else agreed_names(self._transport, only, self._matched.names, "verify")
+        )
         return differing(self._transport, self._checked, self._joined.arrays, names)
 
     def rebind(self, source: Parameters | None = None, destination: Parameters | None = None) -> None:
         """Go on with other arrays of the same parameters, as an engine has them that slept. Collective.
 
-        If something does not fit on one rank, every rank raises, and the arrays stay those of before.
+        Ranks whose arrays stay call it without any. What was captured has to be captured again. If something does not
+        fit on one rank, every rank raises, and the arrays stay those of before.
 
         Args:
             source: This rank's parameters as a source, declared as at construction but for their arrays; None: as
@@ -284,8 +272,22 @@ class Refit:
         self._subsets.rebind(joined)
         self._joined = joined
 
+    def forget(self, ranks: Iterable[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Collective.
+
+        For destinations whose weights were lost or changed by others.
+
+        Args:
+            ranks: Destination ranks; all if None.
+
+        Raises:
+            DisagreementError: If the ranks name different ones.
+        """
+        self._require_open()
+        self._subsets.forget(agreed_ranks(self._transport, ranks))
+
     def release(self) -> None:
-        """Let go of staging, buffers and messages until the next run, which prepares them anew. Collective."""
+        """Let go of staging, buffers and messages until the next run (GPU memory: to CuPy's pool). Collective."""
         self._require_open()
         if self._running is not None:
             self.wait()

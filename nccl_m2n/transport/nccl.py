@@ -47,6 +47,10 @@ class NcclTransport(DeviceTransport):
     """
 
     kind, carrier, launchers = "nccl", "NCCL", ("mpi", "torchrun", "none")
+    _owned = True  # the communicators; False where they are the caller's
+    _owner: Communicator = None  # keeps them alive
+    _parent: Communicator = None  # what they were split from
+    _host: Ranks | None = None  # how host bytes get around; None where all ranks are in this process
 
     def __init__(
         self,
@@ -126,11 +130,6 @@ class NcclTransport(DeviceTransport):
         transport._parent, transport._host = parent, host
         transport._set_up({host.local_ranks[0]: child}, host.timeout)
         return transport
-
-    _owned = True  # the communicators; False where they are the caller's
-    _owner: Communicator = None  # keeps them alive
-    _parent: Communicator = None  # what they were split from
-    _host: Ranks | None = None  # how host bytes get around; None where all ranks are in this process
 
     def _set_up(self, communicators: dict[int, Communicator], timeout: float) -> None:
         self._bindings, self._communicators, self.timeout = nccl_bindings(), communicators, timeout

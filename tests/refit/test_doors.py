@@ -499,3 +499,18 @@ def test_an_array_that_is_none_is_told_by_its_name() -> None:
     for array in (5, "w", [[1, 2]], np.zeros((2, 3), ">i8"), np.array([{}])):
         with pytest.raises(LayoutError, match="rank 2: parameter 'w': expected"):
             refit({**have("w"), 2: [Parameter("w", SOURCE, array)]}, want("w"))
+
+
+def test_without_a_transport() -> None:
+    with pytest.raises(TransportError, match="expected a Transport as the transport of a refit, got None"):
+        Refit(None, have("w"), want("w"))  # type: ignore[arg-type]
+
+
+def test_arrays_that_are_skipped_are_not_kept() -> None:
+    sides = have("w", "odd")
+    gone = [weakref.ref(held[1].array) for held in sides.values()]
+    made = refit(sides, want("w"), missing="skip")
+    sides.clear()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 4
+    made.close()
