@@ -101,7 +101,7 @@ def test_bytes_that_do_not_fit_64_bits_are_refused() -> None:
             Layout((2**57,), Mesh([0]), [R]), Layout((2**57,), Mesh.arange((ranks,), 1), [R]), "complex128"
         )
 
-    traffic = plan(problem(1)).traffic()
+    traffic = plan(problem(1), staging_bytes=2**61).traffic()
     assert traffic.nvlink_bytes == 2**61
     with pytest.raises(PlanError, match="fewer than 2..62 bytes in all"):
         plan(problem(3))
