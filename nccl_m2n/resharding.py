@@ -26,25 +26,25 @@ from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
-from nccl_m2n.typing import Array
+from nccl_m2n.typing import Array, Communicator, DType, Stream
 
 NAME = "tensor"
 
 
 def reshard(
-    src: Any,
-    dst: Any,
-    comm: Any,
-    stream: Any = None,
+    src: Array,
+    dst: Array,
+    comm: Communicator,
+    stream: Stream = None,
     *,
-    src_mesh: Any,
-    src_placements: Sequence[Any],
-    dst_mesh: Any,
-    dst_placements: Sequence[Any],
+    src_mesh: object,
+    src_placements: Sequence[object],
+    dst_mesh: object,
+    dst_placements: Sequence[object],
     src_local_shape: Sequence[int] | None = None,
-    src_dtype: Any = None,
+    src_dtype: DType = None,
     dst_local_shape: Sequence[int] | None = None,
-    dst_dtype: Any = None,
+    dst_dtype: DType = None,
     global_shape: Sequence[int] | None = None,
     topology: Topology | None = None,
 ) -> None:
@@ -114,13 +114,13 @@ def _memory_of(transport: Transport) -> Bindings:
 @dataclass(frozen=True)
 class _Side:
     name: str
-    given: Any
-    mesh_like: Any
-    placements: Any
-    local_shape: Any
-    dtype: Any
+    given: Array
+    mesh_like: object
+    placements: Sequence[object]
+    local_shape: Sequence[int] | None
+    dtype: DType
 
-    def look(self, transport: Transport, rank: int, wanted: Any) -> tuple[Any, ...]:
+    def look(self, transport: Transport, rank: int, wanted: tuple[int, ...] | None) -> tuple[Any, ...]:
         """What `rank` says of this side: layout, global shapes, dtypes and where its array is."""
         mesh = as_mesh(self.mesh_like)
         placements = several(self.placements, f"{self.name} placements", hint="such as [Shard(0)]")
@@ -153,7 +153,7 @@ class _Side:
         return made
 
 
-def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tuple[int, ...]:
+def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[object]) -> tuple[int, ...]:
     """The global shape, if all shards are as large as `local`."""
     shape = list(local)
     for size, given in zip(mesh.shape, placements, strict=True):
@@ -175,8 +175,8 @@ class _Call:
         transport: Transport,
         memory: Bindings,
         sides: Sequence[_Side],
-        global_shape: Any,
-        topology: Any,
+        global_shape: Sequence[int] | None,
+        topology: Topology | None,
     ) -> None:
         self._transport, self._memory, self._sides = transport, memory, sides
         domains = memory.domains(
@@ -253,7 +253,13 @@ class _Call:
         return {NAME: {rank: view for rank, view in views.items() if view is not None}}
 
 
-def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:
+def _look(
+    transport: Transport,
+    sides: Sequence[_Side],
+    global_shape: Sequence[int] | None,
+    topology: Topology | None,
+    rank: int,
+) -> _Look:
     """What one rank knows of the problem, checked as far as one rank can."""
     wanted = None if global_shape is None else as_shape(global_shape)
     told = [side.look(transport, rank, wanted) for side in sides]
