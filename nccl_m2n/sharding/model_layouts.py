@@ -143,6 +143,14 @@ class ModelLayouts:
                 ) from None
         return self._cache[key]
 
+    def is_vocabulary(self, name: str) -> bool:
+        """Whether a parameter's dimension 0 counts the vocabulary, which storage may pad."""
+        return self.matched[name].rule.padded
+
+    def embedding(self) -> str | None:
+        """The embedding that is the output head too, if the model has one."""
+        return next((n for n, m in self.matched.items() if m.rule.stage == "tied" and self._tied), None)
+
     def expert(self, name: str) -> int | None:
         """The number of the expert whose own tensor this is."""
         return self.matched[name].expert

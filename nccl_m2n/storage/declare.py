@@ -22,6 +22,10 @@ def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
     return -(-vocab // unit) * unit
 
 
+# What projections of an expert are called: those that widen, then the one that narrows.
+_PROJECTIONS = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"), (("up_proj",), "down_proj"))
+
+
 class RankViews:
     """Collects one rank's parameters.
 
@@ -44,6 +48,15 @@ class RankViews:
     def knows(self, name: str) -> bool:
         """Whether the model has the parameter."""
         return name in self.side.manifest
+
+    def projections(self, at: str) -> tuple[tuple[str, ...], str]:
+        """What the projections of an expert, or of a feed-forward block, are called below `at`."""
+        known = (
+            p
+            for p in _PROJECTIONS
+            if self.knows(f"{at}{p[0][0]}.weight") and self.knows(f"{at}{p[1]}.weight")
+        )
+        return next(known, _PROJECTIONS[0])
 
     def local(self, name: str) -> tuple[int, ...]:
         """The shape that this rank's part must have.

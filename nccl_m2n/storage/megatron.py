@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nccl_m2n.checks import choice
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
 from nccl_m2n.refit.parameter import Parameter
@@ -18,6 +19,8 @@ from nccl_m2n.storage.declare import RankViews
 
 # Where Megatron divides otherwise than the shipped rules say.
 RULES = (Rule("*.eh_proj.weight", tp=0),)
+# Latent attention's down projections as ColumnParallelLinear has them; TELinear repeats them.
+_CUT = (Rule("*.q_a_proj.weight", tp=0), Rule("*.kv_a_proj_with_mqa.weight", tp=0))
 
 # A layer's array -> the same parameter under its published name; of several the one that the model has.
 _PLAIN: dict[str, tuple[str, ...]] = {
@@ -40,26 +43,35 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight",),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
     "mlp.linear_fc2.bias": ("mlp.down_proj.bias",),
-    "mlp.router.weight": ("mlp.gate.weight", "mlp.router.weight"),
+    "mlp.router.weight": ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
     "mlp.router.bias": ("mlp.router.bias",),
-    "mlp.router.expert_bias": ("mlp.gate.e_score_correction_bias",),
-    "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
+    "mlp.router.expert_bias": (
+        "mlp.gate.e_score_correction_bias",
+        "block_sparse_moe.e_score_correction_bias",
+    ),
+    "mlp.shared_experts.linear_fc2.weight": (
+        "mlp.shared_experts.down_proj.weight",
+        "mlp.shared_expert.down_proj.weight",
+    ),
+    "mlp.shared_experts.gate_weight": ("mlp.shared_expert_gate.weight",),
     "enorm.weight": ("enorm.weight",),
     "hnorm.weight": ("hnorm.weight",),
     "eh_proj.weight": ("eh_proj.weight",),
     "final_layernorm.weight": ("shared_head.norm.weight",),
 }
-# A layer's array -> parts that lie end to end in it.
-_STACKED: dict[str, tuple[str, ...]] = {
+# A layer's array -> parts that lie end to end in it; of several the first that the model has.
+_STACKED: dict[str, tuple[tuple[str, ...], ...]] = {
     "self_attention.linear_qkv_down_proj.weight": (
-        "self_attn.q_a_proj.weight",
-        "self_attn.kv_a_proj_with_mqa.weight",
+        ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
     ),
-    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "mlp.linear_fc1.bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+    "mlp.linear_fc1.weight": (
+        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        ("mlp.gate_up_proj.weight",),
+    ),
+    "mlp.linear_fc1.bias": (("mlp.gate_proj.bias", "mlp.up_proj.bias"),),
     "mlp.shared_experts.linear_fc1.weight": (
-        "mlp.shared_experts.gate_proj.weight",
-        "mlp.shared_experts.up_proj.weight",
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+        ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
     ),
 }
 _IN_LAYER = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.)?(.+)")
@@ -83,6 +95,7 @@ def megatron(
     skip: Sequence[str] = (),
     zero_padding: bool = False,
     whole_side: bool = False,
+    down_projections: str = "repeated",
 ) -> list[Parameter]:
     """One rank's parameters out of Megatron-Core's arrays, as views.
 
@@ -100,11 +113,15 @@ def megatron(
         skip: Patterns of published names that this side leaves out.
         zero_padding: Set padding rows to zero now; else they are left alone.
         whole_side: List also, without an array, the parameters of which this rank holds nothing.
+        down_projections: What tensor-parallel ranks have of latent attention's down projections:
+            ``"repeated"``, all of them, as Transformer Engine's ``TELinear`` keeps them, or ``"cut"``, as
+            ``ColumnParallelLinear`` does.
 
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
-    rules = (*RULES, *rules_for(manifest)) if rules is None else rules
+    cut = choice(down_projections, "down_projections", ("repeated", "cut"), error=CommandError) == "cut"
+    rules = (*(_CUT if cut else ()), *RULES, *rules_for(manifest)) if rules is None else rules
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab)
     reader = _Reader(RankViews(side, rank, skip, zero_padding), layers)
     for stored, array in arrays.items():
@@ -172,7 +189,10 @@ class _Reader:
             names = [at + name for name in _PLAIN[tail]]
             self.declared.add(next(filter(self.declared.knows, names), names[0]), array, stored)
         elif tail in _STACKED:
-            self.declared.add_stack([at + name for name in _STACKED[tail]], array, stored)
+            ways = [[at + name for name in names] for names in _STACKED[tail]]
+            self.declared.add_stack(
+                next((w for w in ways if self.declared.knows(w[0])), ways[0]), array, stored
+            )
         elif tail.startswith("self_attention.linear_qkv."):
             self._qkv(at, tail.rpartition(".")[2], array, stored)
         elif (one := _ONE_EXPERT.fullmatch(tail)) is not None:
@@ -207,13 +227,15 @@ class _Reader:
         own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]
         if local >= len(own):
             raise CommandError(f"{stored}: rank {self.declared.rank} owns {len(own)} experts")
-        expert = f"{at}mlp.experts.{own[local]}."
+        block = "block_sparse_moe" if self.declared.knows(f"{at}block_sparse_moe.gate.weight") else "mlp"
+        expert = f"{at}{block}.experts.{own[local]}."
+        up, down = self.declared.projections(expert)
         if self.declared.knows(f"{expert}gate_up_proj"):
             self._interleaved(expert, which, kind, array, stored)
         elif which == "2":
-            self.declared.add(f"{expert}down_proj.{kind}", array, stored)
+            self.declared.add(f"{expert}{down}.{kind}", array, stored)
         else:
-            self.declared.add_stack([f"{expert}gate_proj.{kind}", f"{expert}up_proj.{kind}"], array, stored)
+            self.declared.add_stack([f"{expert}{part}.{kind}" for part in up], array, stored)
 
     def _interleaved(self, expert: str, which: str, kind: str, array: Any, stored: str) -> None:
         """GPT-OSS: published as (in, out) with gate and up in turn, kept as [gate; up] of (out, in)."""

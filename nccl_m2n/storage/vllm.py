@@ -23,7 +23,6 @@ _FUSED = {
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
 _EXPERTS = re.compile(r"(.+\.experts)\.(?:routed_experts\.)?(w13|w2)_(weight|weight_scale_inv|bias)")
-_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 
 
 def vllm(
@@ -62,10 +61,10 @@ def vllm(
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
-    if padded_vocab is None:
-        rows = [i.shape[0] for n, i in manifest.items() if n.endswith(_VOCABULARY)]
-        padded_vocab = padded_rows(max(rows)) if rows else None
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
+    if padded_vocab is None:
+        rows = [info.shape[0] for name, info in manifest.items() if side.is_vocabulary(name)]
+        side.padded_vocab = padded_rows(max(rows)) if rows else None
     declared = RankViews(side, rank, skip, zero_padding)
     for stored, array in arrays.items():
         _read(declared, stored, array)
@@ -76,11 +75,13 @@ def _read(declared: RankViews, stored: str, array: Any) -> None:
     at, _, kind = stored.rpartition(".")
     at, _, module = at.rpartition(".")
     experts = _EXPERTS.fullmatch(stored)
-    if stored.endswith(_VOCABULARY):
-        tied = stored == "lm_head.weight" and not declared.knows(stored)
-        declared.add_vocabulary(["model.embed_tokens.weight" if tied else stored], array, stored)
+    tied = declared.side.embedding() if stored.endswith("lm_head.weight") else None
+    if declared.knows(stored) and declared.side.is_vocabulary(stored):
+        declared.add_vocabulary([stored], array, stored)
     elif declared.knows(stored):
         declared.add(stored, array, stored)
+    elif tied is not None:
+        declared.add_vocabulary([tied], array, stored)
     elif module in _FUSED:
         declared.add_stack([f"{at}.{part}.{kind}" for part in _FUSED[module]], array, stored)
     elif experts is not None:
@@ -92,10 +93,15 @@ def _read(declared: RankViews, stored: str, array: Any) -> None:
 
 
 def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, stored: str) -> None:
+    block = at.removesuffix(".experts")
+    if declared.knows(f"{block}.input_linear.weight"):  # Granite's name for all of them
+        declared.add(f"{block}.{'input' if which == 'w13' else 'output'}_linear.{kind}", array, stored)
+        return
     if declared.knows(f"{at}.gate_up_proj"):  # the published checkpoint stacks the experts too
         name = f"{at}.{'gate_up_proj' if which == 'w13' else 'down_proj'}"
         weight = kind == "weight"
-        declared.add(name if weight else f"{name}_{kind}", array.swapaxes(1, 2) if weight else array, stored)
+        turned = weight and declared.side.matched[f"{at}.gate_up_proj"].rule.tp == 2  # (experts, in, out)
+        declared.add(name if weight else f"{name}_{kind}", array.swapaxes(1, 2) if turned else array, stored)
         return
     home = declared.side.home
     if home is None:
@@ -106,7 +112,8 @@ def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, st
             f"{stored} on rank {declared.rank}: expected {len(own)} slots for the experts "
             f"{list(own)}, got shape {tuple(array.shape)}"
         )
-    parts = ("gate_proj", "up_proj") if which == "w13" else ("down_proj",)
+    up, down = declared.projections(f"{at}.{own[0] if own else 0}.")
+    parts = up if which == "w13" else (down,)
     stacked = f"{at}.{own[0]}.gate_up_proj" if own else ""
     for expert in dict.fromkeys(own):
         if declared.knows(stacked):  # stacked in the checkpoint, and taken one by one
