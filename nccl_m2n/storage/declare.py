@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.model_layouts import ModelLayouts
+from nccl_m2n.typing import Array
 
 
 def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
@@ -71,7 +71,7 @@ class RankViews:
             raise CommandError(f"rank {self.rank} has storage for {name}, which is on other ranks: {layout}")
         return layout.local_shape(self.rank)
 
-    def add(self, name: str, array: Any, stored: str) -> None:
+    def add(self, name: str, array: Array, stored: str) -> None:
         """Declare a view; `stored` is the storage's own name, for messages."""
         if self._left_out(name):
             return
@@ -84,7 +84,7 @@ class RankViews:
             )
         self._made[name] = Parameter(name, self.side.layout(name), array)
 
-    def add_stack(self, names: Sequence[str], array: Any, stored: str, dim: int = 0) -> None:
+    def add_stack(self, names: Sequence[str], array: Array, stored: str, dim: int = 0) -> None:
         """Declare parts that lie end to end along one dimension of the fused array."""
         at = 0
         for name in names:
@@ -97,7 +97,7 @@ class RankViews:
                 f"got shape {tuple(array.shape)}"
             )
 
-    def add_vocabulary(self, names: Iterable[str], array: Any, stored: str) -> None:
+    def add_vocabulary(self, names: Iterable[str], array: Array, stored: str) -> None:
         """Declare the rows that the model has of a vocabulary that may be padded."""
         for name in names:
             if self.rank not in self.side.layout(name).ranks:
@@ -120,7 +120,7 @@ class RankViews:
         assert expert is not None
         return dict(home.owners[expert])[self.side.expert_rank(self.rank)]
 
-    def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
+    def add_experts(self, names: Sequence[str], stack: Array, stored: str) -> None:
         """Declare an expert's parts of arrays stacked by slot: shape (slots, rows of all parts, columns).
 
         A view spans from the expert's first slot to its last one; the layout says which rows between are its.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.checks import choice
 from nccl_m2n.errors import CommandError
@@ -16,6 +15,7 @@ from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
 from nccl_m2n.storage.declare import RankViews
+from nccl_m2n.typing import Array
 
 # Where Megatron divides otherwise than the shipped rules say.
 RULES = (Rule("*.eh_proj.weight", tp=0),)
@@ -86,7 +86,7 @@ def megatron(
     manifest: Manifest,
     parallelism: Parallelism,
     rank: int,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Array],
     *,
     start_rank: int = 0,
     rules: Iterable[Rule] | None = None,
@@ -129,7 +129,7 @@ def megatron(
     return reader.declared.finish(whole_side)
 
 
-def split_qkv(array: Any, groups: int, queries: int, head_dim: int) -> tuple[Any, Any, Any]:
+def split_qkv(array: Array, groups: int, queries: int, head_dim: int) -> tuple[Array, Array, Array]:
     """Query, key and value out of an array that interleaves them by query group, as views.
 
     Args:
@@ -155,7 +155,7 @@ class _Reader:
         self.side = declared.side
         self.layers = self.side.stage_layers(declared.rank) if layers is None else tuple(layers)
 
-    def read(self, stored: str, array: Any) -> None:
+    def read(self, stored: str, array: Array) -> None:
         """Declare what one array holds."""
         match = _IN_LAYER.fullmatch(stored)
         if match is not None:
@@ -178,12 +178,12 @@ class _Reader:
             raise CommandError(f"{stored}: this rank's stage has {len(self.layers)} layers: {self.layers}")
         return self.layers[local]
 
-    def _vocabulary(self, main: str, in_layer: str, array: Any, stored: str) -> None:
+    def _vocabulary(self, main: str, in_layer: str, array: Array, stored: str) -> None:
         """The vocabulary itself, and the prediction layers' copies of it."""
         copies = [f"model.layers.{n}{in_layer}" for n in self.side.prediction_layers]
         self.declared.add_vocabulary([n for n in (main, *copies) if self.declared.knows(n)], array, stored)
 
-    def _in_layer(self, layer: int, tail: str, array: Any, stored: str) -> None:
+    def _in_layer(self, layer: int, tail: str, array: Array, stored: str) -> None:
         at = f"model.layers.{layer}."
         if tail in _PLAIN:
             names = [at + name for name in _PLAIN[tail]]
@@ -203,7 +203,7 @@ class _Reader:
         else:
             raise CommandError(f"{stored} is no array of Megatron-Core's that has a published name here")
 
-    def _qkv(self, at: str, kind: str, array: Any, stored: str) -> None:
+    def _qkv(self, at: str, kind: str, array: Array, stored: str) -> None:
         config = self.side.config
         names = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
         heads, groups = config.size("num_attention_heads"), config.size("num_key_value_heads")
@@ -222,7 +222,7 @@ class _Reader:
         for name, view in zip(names, views, strict=True):
             self.declared.add(name, view, stored)
 
-    def _expert(self, at: str, which: str, kind: str, local: int, array: Any, stored: str) -> None:
+    def _expert(self, at: str, which: str, kind: str, local: int, array: Array, stored: str) -> None:
         home = self.side.home
         own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]
         if local >= len(own):
@@ -237,7 +237,7 @@ class _Reader:
         else:
             self.declared.add_stack([f"{expert}{part}.{kind}" for part in up], array, stored)
 
-    def _interleaved(self, expert: str, which: str, kind: str, array: Any, stored: str) -> None:
+    def _interleaved(self, expert: str, which: str, kind: str, array: Array, stored: str) -> None:
         """GPT-OSS: published as (in, out) with gate and up in turn, kept as [gate; up] of (out, in)."""
         name = f"{expert}{'gate_up_proj' if which == '1' else 'down_proj'}"
         if which == "1":
@@ -245,7 +245,7 @@ class _Reader:
         turned = array.swapaxes(0, -1) if array.ndim > 1 else array
         self.declared.add(name if kind == "weight" else f"{name}_{kind}", turned, stored)
 
-    def _experts(self, at: str, which: str, array: Any, stored: str) -> None:
+    def _experts(self, at: str, which: str, array: Array, stored: str) -> None:
         """All of a rank's experts in one array, each one's matrix transposed."""
         home = self.side.home
         own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
@@ -14,6 +13,7 @@ from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
 from nccl_m2n.storage.declare import RankViews, padded_rows
+from nccl_m2n.typing import Array
 
 # The fused module -> the published modules that lie end to end in it.
 _FUSED = {
@@ -29,7 +29,7 @@ def vllm(
     manifest: Manifest,
     parallelism: Parallelism,
     rank: int,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Array],
     *,
     start_rank: int = 0,
     rules: Iterable[Rule] | None = None,
@@ -71,7 +71,7 @@ def vllm(
     return declared.finish(whole_side)
 
 
-def _read(declared: RankViews, stored: str, array: Any) -> None:
+def _read(declared: RankViews, stored: str, array: Array) -> None:
     at, _, kind = stored.rpartition(".")
     at, _, module = at.rpartition(".")
     experts = _EXPERTS.fullmatch(stored)
@@ -92,7 +92,7 @@ def _read(declared: RankViews, stored: str, array: Any) -> None:
         )
 
 
-def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, stored: str) -> None:
+def _experts(declared: RankViews, at: str, which: str, kind: str, array: Array, stored: str) -> None:
     block = at.removesuffix(".experts")
     if declared.knows(f"{block}.input_linear.weight"):  # Granite's name for all of them
         declared.add(f"{block}.{'input' if which == 'w13' else 'output'}_linear.{kind}", array, stored)
