@@ -27,7 +27,7 @@ from nccl_m2n.dtypes import item_size
 from nccl_m2n.execution.views import ArrayView, contiguous_strides
 from nccl_m2n.measure import write_results
 from nccl_m2n.models import Manifest
-from nccl_m2n.refit.exchange import exchange_descriptions
+from nccl_m2n.refit.exchange import describe_side, exchange_descriptions
 from nccl_m2n.sharding import Parallelism, layouts
 from nccl_m2n.text import align_table
 from nccl_m2n.transport.base import Message, PreparedRound
@@ -76,7 +76,7 @@ class Playback(LocalTransport):
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         (mine,) = messages.values()
         replies = next(self._said, None)
-        if replies is None:
+        if replies is None or self.exchanges == 1:
             return [mine] * self.size
         if replies[self.local_ranks[0]] != mine:
             raise RuntimeError("this rank says something else than when it was recorded")
@@ -120,8 +120,15 @@ def both_sides(model: str, source: str, destination: str) -> tuple[Manifest, int
 def record(model: str, source: str, destination: str) -> list[list[bytes]]:
     manifest, ranks, sides = both_sides(model, source, destination)
     recorder = Recorder(ranks)
+    recorder.exchange(dict.fromkeys(recorder.local_ranks, b""), "refit")  # where all agree on the options
     exchange_descriptions(
-        recorder, lambda rank: [declare(manifest, side, rank, (i + 1) << 44) for i, side in enumerate(sides)]
+        recorder,
+        {
+            rank: [
+                describe_side(i, declare(manifest, side, rank, (i + 1) << 44)) for i, side in enumerate(sides)
+            ]
+            for rank in recorder.local_ranks
+        },
     )
     return recorder.said
 

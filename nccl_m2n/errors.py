@@ -8,7 +8,13 @@ from __future__ import annotations
 
 
 class M2nError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Attributes:
+        raised_by: How many ranks raised it, all of them and with the same text; 0 where that is not known.
+    """
+
+    raised_by: int = 0
 
 
 class LayoutError(M2nError, ValueError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_m2n.checks import made_by, several
 from nccl_m2n.dtypes import dtype_name, is_float, keeps_range
-from nccl_m2n.errors import LayoutError, TransportError
+from nccl_m2n.errors import LayoutError, M2nError, TransportError
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.execution.given import by_rank
 from nccl_m2n.execution.remembered import Bindings
@@ -26,24 +26,25 @@ from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Array, Communicator, DType, Stream
 
 NAME = "tensor"
 
 
 def reshard(
-    src: Any,
-    dst: Any,
-    comm: Any,
-    stream: Any = None,
+    src: Array,
+    dst: Array,
+    comm: Communicator,
+    stream: Stream = None,
     *,
-    src_mesh: Any,
-    src_placements: Sequence[Any],
-    dst_mesh: Any,
-    dst_placements: Sequence[Any],
+    src_mesh: object,
+    src_placements: Sequence[object],
+    dst_mesh: object,
+    dst_placements: Sequence[object],
     src_local_shape: Sequence[int] | None = None,
-    src_dtype: Any = None,
+    src_dtype: DType = None,
     dst_local_shape: Sequence[int] | None = None,
-    dst_dtype: Any = None,
+    dst_dtype: DType = None,
     global_shape: Sequence[int] | None = None,
     topology: Topology | None = None,
 ) -> None:
@@ -113,13 +114,13 @@ def _memory_of(transport: Transport) -> Bindings:
 @dataclass(frozen=True)
 class _Side:
     name: str
-    given: Any
-    mesh_like: Any
-    placements: Any
-    local_shape: Any
-    dtype: Any
+    given: Array
+    mesh_like: object
+    placements: Sequence[object]
+    local_shape: Sequence[int] | None
+    dtype: DType
 
-    def look(self, transport: Transport, rank: int, wanted: Any) -> tuple[Any, ...]:
+    def look(self, transport: Transport, rank: int, wanted: tuple[int, ...] | None) -> tuple[Any, ...]:
         """What `rank` says of this side: layout, global shapes, dtypes and where its array is."""
         mesh = as_mesh(self.mesh_like)
         placements = several(self.placements, f"{self.name} placements", hint="such as [Shard(0)]")
@@ -128,13 +129,19 @@ class _Side:
                 f"expected {mesh.ndim} {self.name} placements, one for each axis of {mesh!r}, got {list(placements)}"
             )
         array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
-        view = None if array is None else replace(view_array(array), owner=None)
+        view = None if array is None else self._seen(array)
         local = [] if view is None else [view.shape]
         local += [] if self.local_shape is None else [as_shape(self.local_shape)]
         shapes = [_inferred(shape, mesh, placements) for shape in local] if wanted is None else []
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
         return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
+
+    def _seen(self, array: Array) -> ArrayView:
+        try:
+            return replace(view_array(array), owner=None)
+        except M2nError as error:
+            raise LayoutError(f"{self.name} array: {error}") from None
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
         """The side's layout, once the global shape is known."""
@@ -146,7 +153,7 @@ class _Side:
         return made
 
 
-def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tuple[int, ...]:
+def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[object]) -> tuple[int, ...]:
     """The global shape, if all shards are as large as `local`."""
     shape = list(local)
     for size, given in zip(mesh.shape, placements, strict=True):
@@ -168,8 +175,8 @@ class _Call:
         transport: Transport,
         memory: Bindings,
         sides: Sequence[_Side],
-        global_shape: Any,
-        topology: Any,
+        global_shape: Sequence[int] | None,
+        topology: Topology | None,
     ) -> None:
         self._transport, self._memory, self._sides = transport, memory, sides
         domains = memory.domains(
@@ -195,7 +202,7 @@ class _Call:
         return tuple(self._looks.values())
 
     def _told(self, look: _Look) -> bytes:
-        numbers = self._memory.numbers.get(self._key, [])
+        numbers = self._memory.numbers(self._key)
         named = self._sides[1].dtype is not None
         return json.dumps([look.shapes, look.dtypes, named, numbers, self._memory.made]).encode()
 
@@ -246,7 +253,13 @@ class _Call:
         return {NAME: {rank: view for rank, view in views.items() if view is not None}}
 
 
-def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:
+def _look(
+    transport: Transport,
+    sides: Sequence[_Side],
+    global_shape: Sequence[int] | None,
+    topology: Topology | None,
+    rank: int,
+) -> _Look:
     """What one rank knows of the problem, checked as far as one rank can."""
     wanted = None if global_shape is None else as_shape(global_shape)
     told = [side.look(transport, rank, wanted) for side in sides]

@@ -11,6 +11,7 @@ from nccl_m2n.cli.side import Side
 from nccl_m2n.errors import CommandError
 from nccl_m2n.measure import PEERS
 from nccl_m2n.sharding import Parallelism
+from nccl_m2n.transport import KINDS
 
 PROGRAM = "python -m nccl_m2n"
 SIDES = "sides"
@@ -93,7 +94,7 @@ def _add_carrier(parser: Parser) -> None:
     )
     parser.add_argument(
         "--transport",
-        choices=("auto", "mpi", "nccl", "socket", "local"),
+        choices=("auto", *KINDS),
         default="auto",
         help="auto: nccl where every rank has a GPU, else mpi under mpiexec, socket under torchrun, local alone",
     )

@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nccl_m2n.cli import transports
-from nccl_m2n.cli.output import check_writable, publish
+from nccl_m2n.cli.output import check_writable, plain_errors, publish
 from nccl_m2n.cli.side import Side
 from nccl_m2n.cli.sides import Sides
-from nccl_m2n.errors import CommandError
+from nccl_m2n.errors import CommandError, VerificationError
 from nccl_m2n.layout import Replicate, Shard
 from nccl_m2n.measure import Volume, available, measure_case
 from nccl_m2n.planning import Topology, Transfer, plan
-from nccl_m2n.transport import Transport
-from nccl_m2n.transport.meeting import Meeting, RefusedError, together
+from nccl_m2n.transport import KINDS, Transport
+from nccl_m2n.transport.agree import together
+from nccl_m2n.transport.meeting import Meeting
 from nccl_m2n.typing import JsonObject
 
 ITEM = 2  # bytes of an element
@@ -91,7 +92,7 @@ def bench(arguments: argparse.Namespace, meeting: Meeting) -> None:
     """Carry out the command. Collective.
 
     Raises:
-        RefusedError: With status 1 if any result was wrong.
+        VerificationError: If any result was wrong.
     """
 
     def pose() -> Sweep:
@@ -103,13 +104,16 @@ def bench(arguments: argparse.Namespace, meeting: Meeting) -> None:
             sweep.transfers(nbytes)  # what cannot be divided is refused here
         return sweep
 
-    sweep = together(meeting, pose)
+    sweep = together(meeting, "read what is to be measured", plain_errors(lambda _: pose()))[meeting.rank]
     kind = transports.choose(arguments.transport, meeting, sweep, None)
     with transports.make(kind, meeting, sweep, None) as transport:
         found = transports.domains_found(transport) if arguments.domain is None else []
         domain = sweep.domain_for(arguments.domain, transport.memory, found)
-        topology, domains_from = together(meeting, lambda: sweep.topology(domain, found))
-        methods = together(meeting, lambda: _methods(arguments.method, sweep, transport))
+
+        def chosen(_: int) -> tuple[Topology, str, list[str]]:
+            return *sweep.topology(domain, found), _methods(arguments.method, sweep, transport)
+
+        topology, domains_from, methods = together(meeting, "choose the methods", chosen)[meeting.rank]
         if transport.memory == "host":
             # Once more for what the methods stage and the bare sends move.
             needed = 2 * sweep.array_bytes(transport.local_ranks)
@@ -170,7 +174,7 @@ def _head(sweep: Sweep, transport: Transport, kind: str, topology: Topology, dom
     volume = Volume.of(plan(sweep.transfers(sweep.sizes[-1]), topology))
     return [
         f"# {sweep.way()}",
-        f"# by {transports.CARRIERS[kind]}, {transport.memory} memory; {topology} ({domains_from})",
+        f"# by {KINDS[kind].carrier}, {transport.memory} memory; {topology} ({domains_from})",
         "# time: median over the runs, the slowest rank's; GB = 1e9 bytes",
         "# algbw: bytes of the tensor / time; busbw: bytes that the busiest rank must send or receive / time "
         f"({volume.tier})",
@@ -218,5 +222,9 @@ def _finish(
         publish(
             f"# wrong elements: {wrong if arguments.check else 'not checked'}", "bench", data, arguments.json
         )
-    if wrong:
-        raise RefusedError(f"{wrong} elements were wrong", 1)
+
+    def check(_: int) -> None:
+        if wrong:
+            raise VerificationError(f"{wrong} elements were wrong")
+
+    together(meeting, "check", check)

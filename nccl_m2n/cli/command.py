@@ -6,11 +6,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from nccl_m2n.cli.arguments import PROGRAM, parse
-from nccl_m2n.errors import M2nError, TransportError
-from nccl_m2n.transport.meeting import Meeting, Place, RefusedError, one_line, report_fault, together
+from nccl_m2n.cli.output import one_line, plain_errors
+from nccl_m2n.errors import M2nError, TransportError, VerificationError
+from nccl_m2n.transport.agree import together
+from nccl_m2n.transport.meeting import Meeting, Place
 
 COLLECTIVE = ("refit", "bench", "doctor")  # every rank takes part; the others are for rank 0 alone
 USAGE, FAULT = 2, 1  # exit statuses
@@ -44,24 +47,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str], meeting: Meeting) -> int:
     try:
-        # Compared, so that no rank waits in a step that another one was not asked to take.
-        arguments = together(meeting, lambda: parse(given), lambda _: {"the command line": " ".join(given)})
+        arguments = together(
+            meeting,
+            "read the command line",
+            plain_errors(lambda _: parse(given)),
+            # Compared, so that no rank waits in a step that another one was not asked to take.
+            facts=lambda _: {"the command line": " ".join(given)},
+        )[meeting.rank]
         _dispatch(arguments, meeting)
-    except RefusedError as error:
-        status = _say(error, given, meeting.rank)
-        meeting.leave()
-        return status
     except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULT
     except (Exception, KeyboardInterrupt) as error:
-        if meeting.size == 1 and isinstance(error, M2nError):
-            return _say(error, given, 0)
-        report_fault(error, _title(given))
+        known = isinstance(error, M2nError) and (error.raised_by > 0 or meeting.size == 1)
+        if known and not _is_fault(error.__cause__):
+            status = _say(error, given, meeting.rank)
+            meeting.close()
+            return status
+        _report_fault(error, _title(given))
         if meeting.size > 1:
             meeting.end_all(FAULT)
         return FAULT
-    meeting.leave()
+    meeting.close()
     return 0
 
 
@@ -88,11 +95,24 @@ def _dispatch(arguments: argparse.Namespace, meeting: Meeting) -> None:
         simulate(arguments)
 
 
-def _say(error: Exception, given: Sequence[str], rank: int) -> int:
-    """Print an error that all ranks know of, on one of them."""
+def _say(error: BaseException, given: Sequence[str], rank: int) -> int:
+    """Print an error that all ranks know of, on one of them; gives the exit status."""
     if rank == 0:
         print(f"{_title(given)}: error: {one_line(error)}", file=sys.stderr, flush=True)
-    return error.status if isinstance(error, RefusedError) else USAGE
+    return FAULT if isinstance(error, VerificationError) else USAGE
+
+
+def _is_fault(cause: BaseException | None) -> bool:
+    """Whether an error comes of one that nobody raised on purpose: then where it was is what matters."""
+    return isinstance(cause, Exception) and not isinstance(cause, M2nError | OSError | MemoryError)
+
+
+def _report_fault(error: BaseException, command: str) -> None:
+    """Print an error that only this rank may know of, or one of this program."""
+    if isinstance(error, M2nError) and not _is_fault(error.__cause__):
+        print(f"{command}: error: {one_line(error)}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 def _title(given: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from nccl_m2n.cli import probes, transports
 from nccl_m2n.cli.output import pairs_text, publish
 from nccl_m2n.text import pip_install, short_ranks
+from nccl_m2n.transport import KINDS
 from nccl_m2n.transport.meeting import Meeting
 from nccl_m2n.transport.rendezvous import protection
 from nccl_m2n.typing import JsonObject, ReadJson
@@ -27,7 +28,7 @@ def doctor(arguments: argparse.Namespace, meeting: Meeting) -> None:
     host, _ = probes.probe(host_label)
     mine["host"] = host or socket.gethostname()
     mine["domains"], mine["problems"]["domains"] = domains(meeting)
-    every = [json.loads(said) for said in meeting.share(json.dumps(mine).encode())]
+    every = [json.loads(said) for said in meeting.share(json.dumps(mine).encode(), "examine")]
     if meeting.rank == 0:
         data = {**every[0], "ranks": [_summary(each) for each in every]}
         publish(_text(every, meeting), "doctor", data, arguments.json)
@@ -40,7 +41,7 @@ def domains(meeting: Meeting) -> tuple[list[list[int]] | None, str]:
         return None, lacking
 
     def discover() -> list[list[int]]:
-        with transports.nccl_transport(meeting) as transport:
+        with KINDS["nccl"].join(meeting.place.launcher, meeting.world, None) as transport:
             return transport.discover_domains()
 
     return probes.probe(discover)

@@ -5,19 +5,44 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import nccl_m2n
-from nccl_m2n.errors import CommandError
+from nccl_m2n.errors import CommandError, M2nError
 from nccl_m2n.planning import Plan
+from nccl_m2n.text import short_ranks
 from nccl_m2n.typing import JsonObject, ReadJson
 
 SCHEMA_VERSION = 1
 BAR_WIDTH = 30
 
 Item = TypeVar("Item")
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without line breaks, and without the ranks that raised it where those are all."""
+    text = "; ".join(str(error).splitlines())
+    return text.removeprefix(f"rank {short_ranks(range(getattr(error, 'raised_by', 0)))}: ")
+
+
+def plain_errors(work: Callable[[int], Item]) -> Callable[[int], Item]:
+    """The same work for a rank; errors of the system, such as a missing file, become a command's own."""
+
+    def done(rank: int) -> Item:
+        try:
+            return work(rank)
+        except M2nError:
+            raise
+        except MemoryError as error:
+            raise CommandError(f"not enough memory: {error}") from error
+        except OSError as error:
+            named = error.filename is not None
+            said = f"cannot use {error.filename}: {error.strerror}" if named else str(error)
+            raise CommandError(said) from error
+
+    return done
 
 
 def check_writable(path: str | None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from nccl_m2n.cli import transports
 from nccl_m2n.cli.model import find_model
-from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, progress, publish
+from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, plain_errors, progress, publish
 from nccl_m2n.cli.problem import Problem
 from nccl_m2n.cli.shards import Shards
 from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
@@ -24,8 +24,9 @@ from nccl_m2n.errors import VerificationError
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.measure.check import count_wrong
 from nccl_m2n.planning import Plan
-from nccl_m2n.transport import Transport
-from nccl_m2n.transport.meeting import Meeting, for_each, refused_together, together
+from nccl_m2n.transport import KINDS, Transport
+from nccl_m2n.transport.agree import together
+from nccl_m2n.transport.meeting import Meeting
 from nccl_m2n.typing import JsonObject
 
 Result = TypeVar("Result")
@@ -75,7 +76,7 @@ class Refitting:
             for name in progress(mine, len(mine), f"read {rank}", self.shown):
                 mine.fill(name, self.weights)
 
-        self._timed("read", lambda: for_each(self.transport, read))
+        self._timed("read", lambda: together(self.transport, "read", plain_errors(read)))
 
     def move(self) -> None:
         """Bind and run, as often as asked. Collective."""
@@ -87,7 +88,7 @@ class Refitting:
         def bind() -> Bound:
             return self.plan.bind(self.transport, sources, destinations)
 
-        bound = self._timed("bind", lambda: refused_together(self.transport, bind))
+        bound = self._timed("bind", bind)
         with bound:
             for _ in progress(range(self.arguments.steps), self.arguments.steps, "move", self.shown):
                 for shards in self.destinations.values():
@@ -102,7 +103,7 @@ class Refitting:
         """Compare every destination byte with where it came from. Collective.
 
         Raises:
-            RefusedError: With status 1, naming what is wrong.
+            VerificationError: Naming what is wrong.
         """
 
         def verify(rank: int) -> int:
@@ -116,7 +117,7 @@ class Refitting:
                     )
             return shards.nbytes
 
-        done = self._timed("verify", lambda: for_each(self.transport, verify))
+        done = self._timed("verify", lambda: together(self.transport, "verify", plain_errors(verify)))
         payload = {rank: struct.pack("<q", count) for rank, count in done.items()}
         self.verified = sum(struct.unpack("<q", said)[0] for said in self.transport.exchange(payload))
 
@@ -144,15 +145,19 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
             return problem, MadeUpWeights(model.manifest)
         return problem, StoredWeights(model.checkpoint)
 
-    problem, weights = together(meeting, pose)
+    problem, weights = together(meeting, "read the problem", plain_errors(lambda _: pose()))[meeting.rank]
     kind = transports.choose(arguments.transport, meeting, problem, arguments.ranks)
     with transports.make(kind, meeting, problem, arguments.ranks) as transport:
         found = transports.domains_found(transport) if arguments.domain is None else []
         domain = problem.domain_for(arguments.domain, transport.memory, found)
-        topology, domains_from = together(meeting, lambda: problem.topology(domain, found))
         began = time.perf_counter()
-        plan = together(meeting, lambda: problem.plan(topology))
-        job = Refitting(arguments, problem, weights, transport, transports.CARRIERS[kind], plan, domains_from)
+
+        def planned(_: int) -> tuple[Plan, str]:
+            topology, domains_from = problem.topology(domain, found)
+            return problem.plan(topology), domains_from
+
+        plan, domains_from = together(meeting, "plan", plain_errors(planned))[meeting.rank]
+        job = Refitting(arguments, problem, weights, transport, KINDS[kind].carrier, plan, domains_from)
         job.seconds["plan"] = time.perf_counter() - began
         transports.require_memory(meeting, job.host_bytes, "take fewer layers (--layers) or more hosts")
         job.read()

@@ -8,13 +8,13 @@ import os
 
 from nccl_m2n.cli.sides import Kind, Sides
 from nccl_m2n.errors import CommandError, TransportError
-from nccl_m2n.transport import LocalTransport, Transport
+from nccl_m2n.transport import KINDS, Transport
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.gpu import device_count
-from nccl_m2n.transport.meeting import Meeting, refused_together, together
+from nccl_m2n.transport.meeting import Meeting
 from nccl_m2n.typing import Json
 
-CARRIERS = {"local": "copies within one process", "mpi": "MPI", "nccl": "NCCL", "socket": "TCP"}
-HOST_CARRIERS = {"mpi": "mpi", "torchrun": "socket", "none": "local"}  # by launcher
+_STARTED_BY = {"mpi": "mpiexec", "torchrun": "torchrun"}
 _MEMORY_INFO = "/proc/meminfo"
 
 
@@ -32,7 +32,10 @@ def gpus() -> tuple[int, str]:
 def gpu_states(meeting: Meeting) -> list[list[Json]]:
     """What `gpus` says on every process, its host, and whether ranks may share a GPU there. Collective."""
     sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    return [json.loads(said) for said in meeting.share(json.dumps([*gpus(), _host(), sharing]).encode())]
+    return [
+        json.loads(said)
+        for said in meeting.share(json.dumps([*gpus(), _host(), sharing]).encode(), "count GPUs")
+    ]
 
 
 def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None) -> str:
@@ -45,16 +48,17 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
         ranks: How many ranks a transport within one process has, where that was said.
 
     Raises:
-        RefusedError: On all ranks.
+        CommandError: On all ranks.
     """
     launcher = meeting.place.launcher
     states = gpu_states(meeting) if kind in ("auto", "nccl") else []
 
-    def decide() -> str:
+    def decide(_: int) -> str:
         lacking = lack_of_gpus(states, problem.ranks if launcher == "none" else 1)
         chosen = kind
         if kind == "auto":
-            chosen = HOST_CARRIERS[launcher] if lacking else "nccl"
+            lent = [each for each in KINDS.values() if launcher in each.launchers]
+            chosen = next(each.kind for each in lent if each.memory == "host" or not lacking)
         if ranks is not None and (chosen != "local" or ranks < problem.ranks):
             remedy = f"give --ranks {problem.ranks}"
             if chosen == "local":
@@ -64,56 +68,37 @@ def choose(kind: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None)
             )
         if chosen == "nccl" and lacking:
             raise CommandError(f"NCCL cannot be used: {lacking}")
-        if chosen == "local" and meeting.size > 1:
-            raise CommandError(
-                f"--transport local has all ranks in one process, there are {meeting.size} processes; "
-                "start it without a launcher"
-            )
-        if chosen == "mpi" and launcher == "torchrun":
-            raise CommandError("--transport mpi expects processes that mpiexec started, got torchrun's")
-        if chosen == "socket" and launcher != "torchrun":
-            raise CommandError("--transport socket expects processes that torchrun started")
-        if chosen == "mpi" or launcher != "none":
-            how = (
-                "start mpiexec -n {}" if launcher != "torchrun" else "give torchrun that many processes ({})"
-            )
+        if launcher not in KINDS[chosen].launchers:
+            raise CommandError(_wrong_launcher(chosen, meeting))
+        if launcher != "none":
+            how = "start mpiexec -n {}" if launcher == "mpi" else "give torchrun that many processes ({})"
             problem.require(meeting.size, how)
         return chosen
 
-    return together(meeting, decide)
+    return together(meeting, "choose the transport", decide)[meeting.rank]
 
 
 def make(chosen: str, meeting: Meeting, problem: Sides[Kind], ranks: int | None) -> Transport:
     """The transport that was chosen. Collective."""
-    if chosen == "local":
-        return LocalTransport(ranks or problem.ranks)
-    if chosen == "mpi":
-        if meeting.world is None:
-            raise CommandError("--transport mpi expects to be started by mpiexec")
-        from nccl_m2n.transport.mpi import MpiTransport
-
-        return MpiTransport(meeting.world)
-    if chosen == "socket":
-        from nccl_m2n.transport.tcp import SocketTransport
-
-        return SocketTransport.from_environment()
-    return nccl_transport(meeting, problem.ranks)
+    return KINDS[chosen].join(meeting.place.launcher, meeting.world, ranks or problem.ranks)
 
 
-def nccl_transport(meeting: Meeting, ranks: int | None = None) -> Transport:
-    """One rank a process, or alone a GPU for each rank; all GPUs where the number is left out. Collective."""
-    from nccl_m2n.transport.nccl import NcclTransport
-
-    if meeting.place.launcher == "mpi":
-        return NcclTransport.from_mpi(meeting.world)
-    if meeting.place.launcher == "torchrun":
-        return NcclTransport.from_environment()
-    return NcclTransport.init_all(ranks)
+def _wrong_launcher(chosen: str, meeting: Meeting) -> str:
+    wanted = [_STARTED_BY[each] for each in KINDS[chosen].launchers if each in _STARTED_BY]
+    if not wanted:
+        return (
+            f"--transport {chosen} has all ranks in one process, there are {meeting.size} processes; "
+            "start it without a launcher"
+        )
+    came = _STARTED_BY.get(meeting.place.launcher)
+    return f"--transport {chosen} expects processes that {' or '.join(wanted)} started, got " + (
+        f"{came}'s" if came else "one that no launcher started"
+    )
 
 
 def domains_found(transport: Transport) -> list[list[int]]:
     """The NVLink domains of the transport's ranks. Collective."""
-    return refused_together(transport, transport.discover_domains)
+    return transport.discover_domains()
 
 
 def require_memory(meeting: Meeting, needed: int, remedy: str) -> None:
@@ -125,15 +110,15 @@ def require_memory(meeting: Meeting, needed: int, remedy: str) -> None:
         remedy: What to do where there is not as much.
 
     Raises:
-        RefusedError: On all ranks.
+        CommandError: On all ranks.
     """
     mine = json.dumps([_host(), needed, free_memory()]).encode()
     by_host: dict[str, list[Json]] = {}
-    for host, amount, free in map(json.loads, meeting.share(mine)):
+    for host, amount, free in map(json.loads, meeting.share(mine, "count the memory")):
         entry = by_host.setdefault(host, [0, free])
         entry[0] += amount
 
-    def check() -> None:
+    def check(_: int) -> None:
         for host, (amount, free) in by_host.items():
             if free is not None and amount > free:
                 raise CommandError(
@@ -141,7 +126,7 @@ def require_memory(meeting: Meeting, needed: int, remedy: str) -> None:
                     f"{free / 1e9:.1f} GB are free; {remedy}"
                 )
 
-    together(meeting, check)
+    together(meeting, "count the memory", check)
 
 
 def free_memory() -> int | None:

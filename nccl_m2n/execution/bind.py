@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nccl_m2n.checks import shown
 from nccl_m2n.dtypes import cast_number, item_size
 from nccl_m2n.errors import PlanError, TransportError
-from nccl_m2n.execution.bound import Bound, Executor
+from nccl_m2n.execution.bound import Bound, Executor, checked_delta
 from nccl_m2n.execution.delta.host import DeltaHostExecutor
 from nccl_m2n.execution.factored import align_factors, split_factored
 from nccl_m2n.execution.given import SIDES, Given, GivenArrays, by_rank, refuse_overlaps
@@ -23,12 +22,11 @@ from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Transfer
 from nccl_m2n.transport.agree import together
-from nccl_m2n.transport.base import Transport
+from nccl_m2n.transport.base import DeviceTransport, Transport
 from nccl_m2n.typing import Array, Ints, JsonObject
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
-    from nccl_m2n.transport.nccl import NcclTransport
 
 
 def bind(
@@ -73,6 +71,20 @@ def bind(
             f"expected a transport to bind to, got {type(transport).__name__}; make a LocalTransport, an MpiTransport "
             "or an NcclTransport"
         )
+    bound = Bound(plan, transport, partial(_prepare, plan, transport, delta), staging)
+    bound.take(sources, destinations)
+    return bound
+
+
+def _prepare(
+    plan: Plan,
+    transport: Transport,
+    delta: bool | str,
+    sources: GivenArrays,
+    destinations: GivenArrays,
+    staging: Staging,
+) -> tuple[Executor, list[ArrayView]]:
+    """What runs the plan, and what keeps the arrays alive. Collective."""
     ranks, facts = transport.local_ranks, {"the plan": plan.digest, "delta": bool(delta)}
     kinds = _Kinds(plan.transfers)
     given = cache(
@@ -85,8 +97,7 @@ def bind(
     executors: list[Executor] = []
 
     def share(rank: int) -> None:
-        if delta not in (False, True, "host"):
-            raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
+        checked_delta(delta)
         _check_world(plan, transport)
         task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
         refuse_overlaps(plan.transfers, {rank: task})
@@ -105,7 +116,7 @@ def bind(
         raise
     (executor,) = executors
     executor.connect()
-    return Bound(plan, transport, executor, owners)
+    return executor, owners
 
 
 def _facts(plan: Plan) -> JsonObject:
@@ -127,20 +138,18 @@ def _executor(
     transport: Transport,
     tasks: Mapping[int, Task],
     kinds: _Kinds,
-    staging: Staging | None,
+    staging: Staging,
     delta: bool | str,
 ) -> Executor:
     wire = Wire(kinds.table("wire_size"), kinds.formats("wire_dtype"))
-    if transport.memory == "host":
+    if not isinstance(transport, DeviceTransport):
         if delta:
             return DeltaHostExecutor(transport, plan, tasks, wire)
         return HostExecutor(transport, tasks, wire, staging)
     if delta:
         from nccl_m2n.execution.delta.device import DeltaDeviceExecutor
 
-        return DeltaDeviceExecutor(
-            cast("NcclTransport", transport), plan, tasks, wire, host_baseline=delta == "host"
-        )
+        return DeltaDeviceExecutor(transport, plan, tasks, wire, host_baseline=delta == "host")
     from nccl_m2n.execution.device import DeviceExecutor
 
     return DeviceExecutor(transport, tasks, wire, staging)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from nccl_m2n.checks import limit_seconds
-from nccl_m2n.errors import TransportError
+from nccl_m2n.checks import limit_seconds, shown
+from nccl_m2n.errors import PlanError, TransportError
 from nccl_m2n.execution.delta.changes import Changes
+from nccl_m2n.execution.given import GivenArrays
+from nccl_m2n.execution.staging import Staging
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import Stream
 
@@ -49,6 +51,21 @@ class Executor(Protocol):
         """Release everything."""
 
 
+# Makes what runs a plan on some source and destination arrays, and what keeps these alive. Collective.
+Prepare: TypeAlias = Callable[[GivenArrays, GivenArrays, Staging], tuple[Executor, Sequence[object]]]
+
+
+def checked_delta(delta: object) -> bool | str:
+    """Whether only changes are sent, and ``"host"`` where what was sent last is kept in host memory.
+
+    Raises:
+        PlanError: For anything else.
+    """
+    if delta is True or delta is False or (isinstance(delta, str) and delta == "host"):
+        return delta
+    raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
+
+
 class Bound:
     """A plan bound to a transport and to arrays; made by `Plan.bind`, a context manager.
 
@@ -57,11 +74,13 @@ class Bound:
     """
 
     def __init__(
-        self, plan: Plan, transport: Transport, executor: Executor, owners: Sequence[object]
+        self, plan: Plan, transport: Transport, prepare: Prepare, staging: Staging | None = None
     ) -> None:
         self.plan, self.transport = plan, transport
-        self._executor: Executor | None = executor
-        self._owners: Sequence[object] = owners  # keeps the arrays alive
+        self._prepare, self._shared_staging = prepare, staging
+        self._executor: Executor | None = None
+        self._arrays: tuple[GivenArrays, GivenArrays] = ({}, {})
+        self._owners: Sequence[object] = ()  # keeps the arrays alive
 
     @property
     def staging_bytes(self) -> int:
@@ -86,7 +105,36 @@ class Bound:
         Args:
             ranks: Destination ranks; all if None.
         """
-        self._open().forget(ranks)
+        if self._executor is not None:
+            self._executor.forget(ranks)
+
+    def rebind(self, sources: GivenArrays | None = None, destinations: GivenArrays | None = None) -> None:
+        """Go on with other arrays of the same plan, as an engine has them that slept and gave its memory away.
+
+        Collective, like `Plan.bind`: ranks whose arrays stay call it without any. If an array does not fit, every
+        rank raises, and the arrays are those of before.
+
+        Args:
+            sources: As for `Plan.bind`; None: as before.
+            destinations: Likewise.
+
+        Raises:
+            LayoutError: For an array that does not fit, is missing, left over, read-only, or overlaps another.
+            TransportError: If this is closed.
+        """
+        self.wait()
+        self.take(
+            self._arrays[0] if sources is None else sources,
+            self._arrays[1] if destinations is None else destinations,
+        )
+
+    def take(self, sources: GivenArrays, destinations: GivenArrays) -> None:
+        """Prepare to run on some arrays, in place of those of before. Collective, and part of `Plan.bind`."""
+        staging = self._shared_staging or Staging(self.transport)
+        executor, self._owners = self._prepare(sources, destinations, staging)
+        if self._executor is not None:
+            self._executor.close()
+        self._executor, self._arrays = executor, (dict(sources), dict(destinations))
 
     def run(self, stream: Stream = None) -> None:
         """Start moving what the source arrays hold. Collective: every rank must call it.
@@ -143,7 +191,7 @@ class Bound:
 
     def forget_arrays(self) -> None:
         """Stop keeping the arrays alive: from now on the caller has to, whenever this runs."""
-        self._owners = ()
+        self._owners, self._arrays = (), ({}, {})
 
     def close(self) -> None:
         """Wait for the last run and release staging and messages. May be called twice."""
@@ -154,7 +202,7 @@ class Bound:
             if executor.busy:
                 self.wait()
             executor.close()
-        self._executor, self._owners = None, ()
+        self._executor, self._owners, self._arrays, self._shared_staging = None, (), ({}, {}), None
 
     def __del__(self) -> None:
         executor = self._executor

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.delta.changes import Changes
@@ -18,7 +17,7 @@ from nccl_m2n.execution.lower import ArrayTable, Task, Wire, arrange, lower
 from nccl_m2n.execution.staging import Staging
 from nccl_m2n.execution.streams import stream_of
 from nccl_m2n.planning.program import Program
-from nccl_m2n.transport.base import DeviceBuffer, Message
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message
 from nccl_m2n.transport.gpu import import_cupy
 from nccl_m2n.typing import Library, Stream
 
@@ -27,21 +26,21 @@ class DeviceExecutor:
     """The programs of this process's ranks, bound to device arrays.
 
     Args:
-        transport: An `NcclTransport`.
+        transport: One for device memory.
         tasks: For each local rank its program and its source and destination arrays.
         wire: What elements are on the wire.
-        staging: Where to take staging from; None allocates it.
+        staging: Where to take staging from.
     """
 
     def __init__(
         self,
-        transport: Any,
+        transport: DeviceTransport,
         tasks: Mapping[int, Task],
         wire: Wire,
-        staging: Staging | None = None,
+        staging: Staging,
     ) -> None:
         self._transport = transport
-        self._staging: Staging | None = Staging(transport) if staging is None else staging
+        self._staging: Staging | None = staging
         self._ranks = [
             _Rank(transport.devices[rank], self._staging, *task, wire) for rank, task in sorted(tasks.items())
         ]

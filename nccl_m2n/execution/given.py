@@ -24,7 +24,8 @@ from nccl_m2n.layout import Layout
 from nccl_m2n.layout.fit import Factors
 from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Transfer
-from nccl_m2n.typing import Array, Table
+from nccl_m2n.planning.program import Program
+from nccl_m2n.typing import Array
 
 if TYPE_CHECKING:
     from nccl_m2n.planning import Plan
@@ -214,18 +215,21 @@ class _Side:
 
     rank: int
     number: int  # in `SIDES`
-    cells: Table  # of its program
+    program: Program
     arrays: ArrayTable
 
-    def moved(self, transfer: int) -> Boxes:
-        """Where the cells of one transfer lie that the rank reads or writes."""
-        return self.arrays.boxes(self.cells[self.cells["transfer"] == transfer])
+    def used(self, transfer: int) -> Boxes:
+        """Where the cells of one transfer are written; all of a source, which must stay as it is."""
+        if self.number == 0:
+            return self.arrays.whole().take(np.array([transfer]))
+        cells = self.program.destination_cells
+        return self.arrays.boxes(cells[cells["transfer"] == transfer])
 
 
 def refuse_overlaps(transfers: Sequence[Transfer], tasks: Mapping[int, Task]) -> None:
     """Refuse what is written over something else that this process's ranks read or write, or over itself.
 
-    Whole arrays are looked at first, and where two of them have bytes in common, the cells in them that really move:
+    Whole arrays are looked at first, and where two of them have bytes in common, the cells that are really written:
     views of fused storage may span what belongs to others.
 
     Args:
@@ -236,11 +240,9 @@ def refuse_overlaps(transfers: Sequence[Transfer], tasks: Mapping[int, Task]) ->
         LayoutError: Naming the array, and the other one.
     """
     sides = [
-        _Side(rank, number, cells, arrays)
+        _Side(rank, number, program, arrays)
         for rank, (program, *tables) in tasks.items()
-        for number, (cells, arrays) in enumerate(
-            zip((program.source_cells, program.destination_cells), tables, strict=True)
-        )
+        for number, arrays in enumerate(tables)
     ]
     every = join_boxes([side.arrays.whole() for side in sides])
     rows = np.flatnonzero((every.extent > 0).all(axis=1))
@@ -260,7 +262,7 @@ def refuse_overlaps(transfers: Sequence[Transfer], tasks: Mapping[int, Task]) ->
             "own, got a broadcast array or overlapping strides; pass a copy"
         )
     for a, b in clashes(whole, written):
-        first, second = (sides[place[row]].moved(transfer[row]) for row in (a, b))
+        first, second = (sides[place[row]].used(transfer[row]) for row in (a, b))
         if _meet(first, second, written[[a, b]]):
             raise LayoutError(
                 f"expected arrays that are written apart from all others in memory, got {what(b)} over {what(a)}; "

@@ -86,7 +86,7 @@ def _cupy_type(name: str) -> DType:
 
 def gpu_of(transport: Transport, rank: int) -> int | None:
     """Which GPU's memory a local rank's arrays are in; None where it is the host's."""
-    return None if transport.memory == "host" else int(transport.devices[rank])  # type: ignore[attr-defined]
+    return transport.devices.get(rank)
 
 
 def gpu_at(address: int) -> int | None:

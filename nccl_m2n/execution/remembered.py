@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.planning import Topology
 from nccl_m2n.transport.base import Transport
 
-MAX_BOUND = 32  # bindings of a transport, as far as their staging stays below this many bytes
+MAX_BOUND = 256  # bindings of a transport, as far as their staging stays below this many bytes
 MAX_STAGING_BYTES = 512 << 20
+
+
+@dataclass(frozen=True)
+class _Remembered:
+    key: Hashable  # what this process's ranks said when it was made
+    bound: Bound
+    staging_bytes: (
+        int  # of the rank that needs most: what the plan says, for each rank has to come to the same
+    )
 
 
 @dataclass
@@ -24,10 +33,11 @@ class Bindings:
     """
 
     topology: Topology | None = None
-    bound: OrderedDict[int, Bound] = field(default_factory=OrderedDict)
-    numbers: dict[Hashable, list[int]] = field(default_factory=dict)  # by what this process's ranks said then
     made: int = 0
     arrays: object = None  # of the last call: a device may still be at work on them
+    _kept: OrderedDict[int, _Remembered] = field(default_factory=OrderedDict)  # the last used at the end
+    _numbers: dict[Hashable, list[int]] = field(default_factory=dict)
+    _staging_bytes: int = 0
 
     def domains(self, transport: Transport) -> Topology:
         """The topology that the transport finds. Collective at the first call."""
@@ -35,31 +45,37 @@ class Bindings:
             self.topology = Topology(transport.discover_domains())
         return self.topology
 
+    def numbers(self, key: Hashable) -> Sequence[int]:
+        """The bindings that were made when this process's ranks said the same as now."""
+        return self._numbers.get(key, ())
+
     def keep(self, key: Hashable, bound: Bound) -> None:
-        """Remember a binding that was made just now; forget the oldest, the same ones on every rank."""
+        """Remember a binding that was made just now; forget the one not used for longest, the same on every rank."""
         self.made += 1
-        self.bound[self.made] = bound
-        self.numbers.setdefault(key, []).append(self.made)
-        while len(self.bound) > MAX_BOUND or (len(self.bound) > 1 and self._staging() > MAX_STAGING_BYTES):
-            self._forget(next(iter(self.bound)))
+        one = _Remembered(key, bound, int(bound.plan.staging.max(initial=0)))
+        self._kept[self.made] = one
+        self._staging_bytes += one.staging_bytes
+        self._numbers.setdefault(key, []).append(self.made)
+        while len(self._kept) > MAX_BOUND or (
+            len(self._kept) > 1 and self._staging_bytes > MAX_STAGING_BYTES
+        ):
+            self._forget(next(iter(self._kept)))
 
     def recall(self, number: int) -> Bound:
         """A binding by its number; it is the last to be forgotten now."""
-        self.bound.move_to_end(number)
-        return self.bound[number]
-
-    def _staging(self) -> int:
-        """Bytes of the ranks that need most: what the plans say, for each rank has to come to the same."""
-        return sum(int(bound.plan.staging.max(initial=0)) for bound in self.bound.values())
+        self._kept.move_to_end(number)
+        return self._kept[number].bound
 
     def _forget(self, number: int) -> None:
-        self.bound.pop(number).close()
-        self.numbers = {
-            key: left for key, all_of in self.numbers.items() if (left := [n for n in all_of if n != number])
-        }
+        one = self._kept.pop(number)
+        self._staging_bytes -= one.staging_bytes
+        self._numbers[one.key].remove(number)
+        if not self._numbers[one.key]:
+            del self._numbers[one.key]
+        one.bound.close()
 
     def forget_all(self, made: int) -> None:
         """Begin anew where the ranks have lost count of each other, as after an error on one of them alone."""
-        for number in list(self.bound):
+        for number in list(self._kept):
             self._forget(number)
         self.made = made

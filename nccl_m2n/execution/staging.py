@@ -47,6 +47,6 @@ class Staging:
             array = np.empty(size + ALIGNMENT, np.uint8)
             return -(-array.ctypes.data // ALIGNMENT) * ALIGNMENT, nbytes, array
         cupy = import_cupy()
-        with cupy.cuda.Device(self._transport.devices[rank]):  # type: ignore[attr-defined]
+        with cupy.cuda.Device(self._transport.devices[rank]):
             block = cupy.cuda.alloc(size)
         return block.ptr, nbytes, block

@@ -6,17 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.collectives import Collectives
 from nccl_m2n.measure.setting import Setting
 from nccl_m2n.planning import Transfer
-from nccl_m2n.transport.base import DeviceBuffer, Message, PreparedRound
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message, PreparedRound
 from nccl_m2n.typing import Array, JsonObject, Stream
-
-if TYPE_CHECKING:
-    from nccl_m2n.transport.nccl import NcclTransport
 
 ITEM = 2  # bytes of the uint16 elements that are measured with
 
@@ -28,14 +25,14 @@ class GatherBroadcast:
     together and broadcasts the bucket; every destination takes its part out of it.
 
     Args:
-        setting: The problem, on an `NcclTransport` with one rank a process.
+        setting: The problem, on a `DeviceTransport` with one rank a process.
         bucket_bytes: Tensors are packed up to this; 0: one tensor a bucket.
     """
 
     def __init__(self, setting: Setting, *, bucket_bytes: int) -> None:
-        self._transport = cast("NcclTransport", setting.transport)
+        self._transport = cast(DeviceTransport, setting.transport)
         transfers, self._rank = setting.transfers, setting.rank
-        self._sources, self._destinations = setting.arrays
+        self._sources, self._destinations = (side[self._rank] for side in setting.arrays)
         self._root = min(t.source.ranks[0] for t in transfers)
         targets = sorted({r for t in transfers for r in t.destination.ranks} - {self._root})
         self._net = Collectives(self._transport)

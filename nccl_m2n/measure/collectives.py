@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_m2n.transport.nccl import NcclTransport
+from nccl_m2n.transport.base import DeviceTransport
 from nccl_m2n.transport.nccl_library import checked, nccl_bindings
 from nccl_m2n.typing import Array, Communicator, Stream
 
@@ -16,10 +16,10 @@ class Collectives:
     """Communicators of some of the ranks, split off the transport's; collective over all of it.
 
     Args:
-        transport: An `NcclTransport` with one rank a process.
+        transport: One for device memory, with one rank a process.
     """
 
-    def __init__(self, transport: NcclTransport) -> None:
+    def __init__(self, transport: DeviceTransport) -> None:
         self.bindings, self.rank = nccl_bindings(), transport.local_ranks[0]
         self._whole = transport.communicator(self.rank)
         self._made: list[Communicator] = []

@@ -10,18 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from nccl_m2n.layout import Box, Layout, Piece
 from nccl_m2n.measure.broadcast import GatherBroadcast
 from nccl_m2n.measure.collectives import Collectives
 from nccl_m2n.measure.setting import Method, Setting
 from nccl_m2n.planning import Plan, Transfer, plan
-from nccl_m2n.transport.base import Message, Transport
+from nccl_m2n.transport.base import DeviceTransport, Message, Transport
 from nccl_m2n.typing import Array, JsonObject, Stream
-
-if TYPE_CHECKING:
-    from nccl_m2n.transport.nccl import NcclTransport
 
 BUCKET_BYTES = 256 << 20  # of the packed conventional way
 
@@ -74,8 +71,7 @@ class Limit:
                 messages.append(Message(rank, peer, send, setting.memory.buffer(buffer, at, size)))
                 at += size
         self._group = setting.transport.prepare(messages)
-        if setting.transport.memory == "device":
-            setting.transport.connect((m.rank, m.peer, m.send) for m in messages)  # type: ignore[attr-defined]
+        setting.transport.connect((m.rank, m.peer, m.send) for m in messages)
 
     def start(self, streams: Mapping[int, Stream]) -> None:
         """Start the sends and receives; on a device, enqueue them."""
@@ -110,9 +106,9 @@ class EverySourceBroadcasts:
 
     def __init__(self, setting: Setting) -> None:
         cupy, self._rank, self._transfers = setting.memory.library, setting.rank, setting.transfers
-        self._sources, self._destinations = setting.arrays
+        self._sources, self._destinations = (side[self._rank] for side in setting.arrays)
         self._source, self._destination = self._transfers[0].source, self._transfers[0].destination
-        self._net = Collectives(cast("NcclTransport", setting.transport))
+        self._net = Collectives(cast(DeviceTransport, setting.transport))
         self._casters = _first_holders(self._source)
         self._handles = [
             self._net.split([r, *[d for d in self._destination.ranks if d != r]]) for r in self._casters

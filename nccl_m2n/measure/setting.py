@@ -9,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 
 from nccl_m2n.execution.given import SIDES
 from nccl_m2n.measure.data import TensorStack, by_name, count_wrong, fill, spoil, stacks
 from nccl_m2n.planning import Topology, Transfer
-from nccl_m2n.transport.base import DeviceBuffer, Transport
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Transport
 from nccl_m2n.transport.gpu import import_cupy
 from nccl_m2n.typing import Array, Json, JsonObject, Library, Stream
 
-if TYPE_CHECKING:
-    from nccl_m2n.transport.nccl import NcclTransport
+Arrays: TypeAlias = dict[int, dict[str, Array]]  # by rank and name
 
 
 class Method(Protocol):
@@ -71,7 +70,7 @@ class HostMemory:
 class DeviceMemory:
     """CuPy arrays, each local rank's on its GPU; a run is over when every rank's stream is."""
 
-    def __init__(self, transport: NcclTransport) -> None:
+    def __init__(self, transport: DeviceTransport) -> None:
         self.library, self._transport = import_cupy(), transport
         self.streams: dict[int, Stream] = {}
         for rank in transport.local_ranks:
@@ -115,7 +114,7 @@ class Setting:
     def of(cls, transport: Transport, transfers: Sequence[Transfer], topology: Topology) -> Setting:
         """Make and fill the arrays of all local ranks."""
         memory = (
-            HostMemory() if transport.memory == "host" else DeviceMemory(cast("NcclTransport", transport))
+            HostMemory() if transport.memory == "host" else DeviceMemory(cast(DeviceTransport, transport))
         )
         made = {}
         for rank in transport.local_ranks:
@@ -131,17 +130,10 @@ class Setting:
         return self.transport.local_ranks[0]
 
     @cached_property
-    def arrays(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Source and destination arrays as `Plan.bind` takes them."""
-        if len(self.stacks) == 1:
-            source, destination = self.stacks[self.rank]
-            return by_name(source), by_name(destination)
-        sides: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
-        for rank, pair in self.stacks.items():
-            for side, made in zip(sides, pair, strict=True):
-                for name, array in by_name(made).items():
-                    side.setdefault(name, {})[rank] = array
-        return sides
+    def arrays(self) -> tuple[Arrays, Arrays]:
+        """Source and destination arrays, by rank and name."""
+        source, destination = ({r: by_name(pair[side]) for r, pair in self.stacks.items()} for side in (0, 1))
+        return source, destination
 
     def spoil(self) -> None:
         """Overwrite all destination arrays, so that what a method leaves out is seen."""

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_m2n.checks import plain_text, several, shown, table_of, whole_numbers
+from nccl_m2n.checks import made_by, plain_text, several, shown, table_of, whole_numbers
 from nccl_m2n.dtypes import dtype_name, item_size
-from nccl_m2n.errors import LayoutError
+from nccl_m2n.errors import CommandError, LayoutError
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +146,10 @@ class Manifest(Mapping[str, TensorInfo]):
         width = max((len(name) for name in self._tensors), default=0)
         lines = [f"{name:<{width}}  {info.dtype:<10} {info.shape}" for name, info in self._tensors.items()]
         return "\n".join([repr(self)[1:-1], *lines])
+
+
+def as_manifest(value: object) -> Manifest:
+    """A manifest as it is, or an error."""
+    return made_by(
+        value, Manifest, "the model", error=CommandError, hint="Manifest.load(name or path) makes one"
+    )

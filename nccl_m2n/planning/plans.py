@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nccl_m2n.checks import made_by, rank_number, several
+from nccl_m2n.checks import MAX_WHOLE, made_by, rank_number, several
 from nccl_m2n.errors import PlanError
 from nccl_m2n.planning import describe
 from nccl_m2n.planning.bundles import Bundles, make_bundles
@@ -54,6 +55,11 @@ class Plan:
             made_by(t, Transfer, "each transfer", error=PlanError, hint=HINT)
             for t in several(transfers, "transfers", error=PlanError, hint=HINT)
         )
+        moved = sum(math.prod(t.shape) * t.wire_size * t.destination.mesh.size for t in items)
+        if moved >= MAX_WHOLE:
+            raise PlanError(
+                f"expected a plan that moves fewer than 2**62 bytes in all, got {moved}; plan a part of it"
+            )
         bundles = make_bundles(items)
         domains = Topology.single(bundles.ranks or [0]) if topology is None else topology
         as_topology(domains).require(bundles.ranks)

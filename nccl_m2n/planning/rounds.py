@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from nccl_m2n.errors import PlanError
 from nccl_m2n.layout.intervals import expand, lengths, opens
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.tapes import ALIGN
@@ -26,6 +27,7 @@ ROUNDS_SINGLE_HOP = 8
 MIN_ROUND_BYTES_SINGLE_HOP = 128 << 20
 # NCCL has hung on tens of thousands of calls in one group.
 MAX_MESSAGES = 1024
+MAX_ROUNDS = 1 << 22  # tables are kept by round
 GOLDEN = 2654435769  # 2**32 times the golden ratio's fraction
 CHUNKS_AT_ONCE = 1 << 18  # that loads are counted of; more would need much memory
 MIN_CHUNK = 64 << 10  # bytes; flows are not spread thinner than this for the sake of balance
@@ -58,6 +60,11 @@ def schedule(routes: Routes, world: int, chunk_bytes: int | None, staging_bytes:
     while True:
         chunk = -(-longest // (rounds * ALIGN)) * ALIGN
         made = _set_chunks(routes, chunk if chunk_bytes is None else min(chunk, chunk_bytes))
+        if made > MAX_ROUNDS:
+            raise PlanError(
+                f"expected a plan of at most {MAX_ROUNDS} rounds, got {made} for {longest} bytes of one flow; give "
+                "more staging_bytes, or larger chunks"
+            )
         if chunk_bytes is None and made > 1 and not _take_turns(routes, world, crossing, made):
             gentle = min(crossing // PORT_BYTES, MAX_GENTLE_ROUNDS)
             if rounds < gentle and _senders_meet(routes, crossing):

@@ -56,7 +56,7 @@ class Broadcast:
             for made in plans:
                 tensors = {rank: _views(made.transfers, rank, buffers) for rank in transport.local_ranks}
                 self._tensors.append(tensors)
-                self.bounds.append(bind_views(made, transport, sources, tensors, staging))
+                self.bounds.append(made.bind(transport, moved_by(made, sources), tensors, staging))
         except BaseException:
             self.close()
             raise
@@ -102,7 +102,7 @@ class Broadcast:
             from nccl_m2n.transport.gpu import import_cupy
 
             cupy = import_cupy()
-            with cupy.cuda.Device(self._transport.devices[rank]):  # type: ignore[attr-defined]
+            with cupy.cuda.Device(self._transport.devices[rank]):
                 cupy.cuda.runtime.deviceSynchronize()
 
 
@@ -112,7 +112,7 @@ def fill_buckets(transfers: Sequence[Transfer], bucket_bytes: int) -> list[list[
     room = 0
     for transfer in transfers:
         size = _padded(transfer)
-        if size > room:
+        if not buckets or size > room:  # the first may have no bytes
             buckets.append([])
             room = max(bucket_bytes, size)
         buckets[-1].append(transfer)
@@ -148,17 +148,7 @@ def _views(bucket: Sequence[Transfer], rank: int, buffers: Staging) -> dict[str,
     return views
 
 
-def bind_views(
-    plan: Plan, transport: Transport, sources: Views, destinations: Views, staging: Staging
-) -> Bound:
-    """`Plan.bind`, with those of the arrays that the plan moves."""
+def moved_by(plan: Plan, arrays: Views) -> Views:
+    """Those of the arrays that a plan moves."""
     names = {t.name for t in plan.transfers}
-    given: list[dict[str, Array]] = []
-    for side in (sources, destinations):
-        by_name: dict[str, dict[int, ArrayView]] = {}
-        for rank, views in side.items():
-            for name in names & views.keys():
-                by_name.setdefault(name, {})[rank] = views[name]
-        one = len(transport.local_ranks) == 1
-        given.append({name: next(iter(held.values())) if one else held for name, held in by_name.items()})
-    return plan.bind(transport, given[0], given[1], staging)
+    return {rank: {n: view for n, view in own.items() if n in names} for rank, own in arrays.items()}

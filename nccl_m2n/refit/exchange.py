@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from nccl_m2n.dtypes import dtype_name
 from nccl_m2n.errors import DisagreementError, LayoutError
@@ -43,6 +43,34 @@ class OwnSide:
 
     arrays: dict[str, ArrayView]  # by name, of the parameters of which it holds a part
     texts: dict[bytes, bytes]  # groups of parameters as JSON, by digest
+
+    def only(self, names: Collection[str]) -> OwnSide:
+        """The same without the arrays of other parameters."""
+        return replace(self, arrays={name: view for name, view in self.arrays.items() if name in names})
+
+    def require_like(self, other: OwnSide, side: str) -> None:
+        """Refuse parameters that are not those which the rank declared before, arrays apart.
+
+        Raises:
+            LayoutError: Naming the first that differs.
+        """
+        if self.texts.keys() == other.texts.keys():
+            return
+        now, before = self._by_name(), other._by_name()
+        for name in before | now:
+            if now.get(name) != before.get(name):
+                raise LayoutError(
+                    f"parameter {name!r}, {side} side: expected it as it was declared at construction, "
+                    f"{before.get(name, 'not at all')}, got {now.get(name, 'nothing')}"
+                )
+
+    def _by_name(self) -> dict[str, str]:
+        """What each parameter is, but for its array."""
+        found: dict[str, str] = {}
+        for text in self.texts.values():
+            _, layout, dtype, names = json.loads(text)
+            found |= dict.fromkeys(names, f"{dtype} {json.dumps(layout)}")
+        return found
 
 
 def describe_side(

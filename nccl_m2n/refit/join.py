@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from nccl_m2n.execution.given import SIDES
-from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.planning import Topology
 from nccl_m2n.refit.broadcast import Views
 from nccl_m2n.refit.deliver import Delivery, Loader, loader_of
@@ -30,12 +30,24 @@ class Joined:
     options: RefitOptions
     topology: Topology
     matched: Matched
-    arrays: tuple[Views, Views]  # source and destination, of what is moved
-    delivery: Delivery
+    declared: Mapping[int, tuple[OwnSide, OwnSide]]  # what each local rank has on both sides
+    loaders: Mapping[int, Loader | None]
+    rename: Callable[[str], str]  # from the source's names
+
+    @cached_property
+    def arrays(self) -> tuple[Views, Views]:
+        """Source and destination arrays, of what is moved."""
+        source, destination = ({r: sides[i].arrays for r, sides in self.declared.items()} for i in (0, 1))
+        return source, destination
+
+    @cached_property
+    def delivery(self) -> Delivery:
+        """Takes full tensors."""
+        return Delivery(self.loaders, self.matched.laid_out, self.arrays[1])
 
     def without_arrays(self) -> Joined:
         """The same, but for everything that keeps arrays alive."""
-        return replace(self, arrays=({}, {}), delivery=Delivery({}, (), {}))
+        return replace(self, declared={}, loaders={})
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class _Own:
     options: RefitOptions
     sides: tuple[OwnSide, OwnSide]
     loader: Loader | None
+    rename: Callable[[str], str]
 
 
 def join_sides(
@@ -68,27 +81,65 @@ def join_sides(
     """
 
     def own(rank: int) -> _Own:
-        chosen = options()  # first: what is wrong there is wrong for every parameter
-        held = [parameters_of(p, transport, rank, s) for p, s in zip(declared, SIDES, strict=True)]
-        sides = describe_side(0, held[0], new_names(names)), describe_side(1, held[1])
-        return _Own(chosen, sides, loader_of(load, transport, rank))
+        chosen, rename = (
+            options(),
+            new_names(names),
+        )  # first: what is wrong there is wrong for every parameter
+        sides = _described(transport, rank, declared, rename)
+        return _Own(chosen, sides, loader_of(load, transport, rank), rename)
 
     every = together(transport, "refit", own, facts=lambda made: first_of(made).options.facts())
+    found = exchange_descriptions(transport, {rank: one.sides for rank, one in every.items()})
     chosen = first_of(every).options
-    sides = exchange_descriptions(transport, {rank: one.sides for rank, one in every.items()})
-    matched = match_sides(*sides, chosen)
-    source, destination = (
-        {rank: _only(one.sides[side].arrays, matched) for rank, one in every.items()} for side in (0, 1)
+    matched = match_sides(*found, chosen)
+    joined = Joined(
+        chosen,
+        chosen.topology or Topology(transport.discover_domains()),
+        matched,
+        {r: (one.sides[0].only(matched.names), one.sides[1].only(matched.names)) for r, one in every.items()},
+        {rank: one.loader for rank, one in every.items()},
+        first_of(every).rename,
     )
-    delivery = Delivery({rank: one.loader for rank, one in every.items()}, matched.laid_out, destination)
     if matched.whole:
-        together(transport, "refit: loaders", lambda rank: delivery.require(matched.whole, rank))
-    topology = chosen.topology or Topology(transport.discover_domains())
-    return Joined(chosen, topology, matched, (source, destination), delivery)
+        together(transport, "refit: loaders", lambda rank: joined.delivery.require(matched.whole, rank))
+    return joined
 
 
-def _only(arrays: Mapping[str, ArrayView], matched: Matched) -> dict[str, ArrayView]:
-    return {name: view for name, view in arrays.items() if name in matched.names}
+def rejoined(
+    transport: Transport, joined: Joined, declared: tuple[Parameters | None, Parameters | None]
+) -> Joined:
+    """The same sides with other arrays. Collective.
+
+    Args:
+        transport: Joins the ranks.
+        joined: What was declared before.
+        declared: The source and the destination side anew; None: as before.
+
+    Raises:
+        LayoutError: On every rank, if one of them declares anything else than before.
+    """
+
+    def own(rank: int) -> tuple[OwnSide, OwnSide]:
+        before = joined.declared[rank]
+        now = _described(transport, rank, tuple(side or () for side in declared), joined.rename)
+        for side, given, old, new in zip(SIDES, declared, before, now, strict=True):
+            if given is not None:
+                new.require_like(old, side)
+        source, destination = (
+            old if given is None else new.only(joined.matched.names)
+            for given, old, new in zip(declared, before, now, strict=True)
+        )
+        return source, destination
+
+    return replace(joined, declared=together(transport, "refit: rebind", own))
+
+
+def _described(
+    transport: Transport, rank: int, declared: Sequence[Parameters], rename: Callable[[str], str]
+) -> tuple[OwnSide, OwnSide]:
+    """What a local rank declares on both sides."""
+    held = [parameters_of(p, transport, rank, s) for p, s in zip(declared, SIDES, strict=True)]
+    return describe_side(0, held[0], rename), describe_side(1, held[1])
 
 
 def first_of(made: Mapping[int, Result]) -> Result:

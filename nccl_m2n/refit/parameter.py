@@ -51,7 +51,10 @@ class Parameter:
         """
         if self.array is None:
             return None
-        view = view_array(self.array)
+        try:
+            view = view_array(self.array)
+        except LayoutError as error:
+            raise LayoutError(f"parameter {self.name!r}: {error}") from error
         name = view.dtype if self.dtype is None else dtype_name(self.dtype)
         if item_size(name) != item_size(view.dtype):
             raise LayoutError(

@@ -4,33 +4,29 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_m2n.checks import limit_seconds, made_by, whole_number
+from nccl_m2n.checks import limit_seconds, made_by
 from nccl_m2n.dtypes import Cast
-from nccl_m2n.errors import TransportError
+from nccl_m2n.errors import M2nError, TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
-from nccl_m2n.execution.given import SIDES
-from nccl_m2n.execution.staging import Staging
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
+from nccl_m2n.refit.agreed import agreed_names, agreed_ranks, agreed_version
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
 from nccl_m2n.refit.deliver import Loader
-from nccl_m2n.refit.join import first_of, join_sides
+from nccl_m2n.refit.join import join_sides, rejoined
 from nccl_m2n.refit.match import Matched
-from nccl_m2n.refit.names import Names, chosen
+from nccl_m2n.refit.names import Names
 from nccl_m2n.refit.options import RefitOptions
 from nccl_m2n.refit.parameter import Parameters
 from nccl_m2n.refit.report import Report
-from nccl_m2n.refit.subset import Subset
-from nccl_m2n.refit.verify import differing, sums_of_rank
+from nccl_m2n.refit.subset import Moving, Subset, Subsets
+from nccl_m2n.refit.verify import differing
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
-from nccl_m2n.typing import Stream, Table
-
-MAX_SUBSETS = 8  # prepared ones that are kept, beside everything
+from nccl_m2n.typing import Stream
 
 
 @dataclass(frozen=True)
@@ -38,6 +34,7 @@ class _Running:
     """A run that has been started."""
 
     subset: Subset
+    moving: Moving
     began: float  # on the clock of time.perf_counter
     version: object
     stream: Stream
@@ -70,6 +67,9 @@ class Refit:
         staging_bytes: Staging that a rank may need, in bytes.
         chunk_bytes: Upper bound of a chunk, in bytes; None chooses.
         method: As for `plan`; ``"gather_broadcast"`` for a comparison.
+        delta: True sends from shard to shard only what changed since the last run, bit for bit, for which every
+            source keeps what it sent last (``"host"``: in pinned host memory). The first run, and the first one
+            of another subset, sends everything. See `forget`.
 
     Raises:
         LayoutError: For a parameter that does not fit its layout or the other side.
@@ -105,21 +105,20 @@ class Refit:
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         chunk_bytes: int | None = None,
         method: str = "reshard",
+        delta: bool | str = False,
     ) -> None:
         def options() -> RefitOptions:
             made = PlanOptions(method, chunk_bytes, staging_bytes)
-            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made)
+            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made, delta)
 
         self._transport = made_by(transport, Transport, "the transport of a refit", error=TransportError)  # type: ignore[type-abstract]
         self._joined = join_sides(transport, (source, destination), options, names, load)
-        self._staging = Staging(transport)
-        self._subsets: OrderedDict[frozenset[str], Subset] = OrderedDict()  # the last used at the end
+        self._subsets = Subsets(transport, self._joined)
         self._running: _Running | None = None
         self._version: int | None = None
         self._checked: Plan | None = None
         self.report: Report | None = None
         self._closed = False
-        self._all = Subset(transport, self._joined, self._matched.names, self._staging)
 
     @property
     def _matched(self) -> Matched:
@@ -143,7 +142,7 @@ class Refit:
     @property
     def plan(self) -> Plan:
         """The plan over all tensors that go from shard to shard."""
-        return self._all.plan
+        return self._subsets.all.plan
 
     @property
     def version(self) -> int | None:
@@ -151,9 +150,7 @@ class Refit:
         return self._version
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Plan and bind the tensors that `only` names, once. Collective.
-
-        The last few subsets are kept; they share one piece of staging.
+        """Plan and bind the tensors that `only` names, once; the last few subsets are kept. Collective.
 
         Args:
             only: Names and patterns of names; None: all, which construction has prepared.
@@ -162,33 +159,20 @@ class Refit:
             LayoutError: On every rank, if one of them means no parameter.
             DisagreementError: If the ranks name different ones.
         """
-        self._subset(only, "prepare")
+        self._prepared(only, "prepare")
 
-    def _subset(self, only: Iterable[str] | None, purpose: str) -> Subset:
-        """The prepared subset; all ranks agree which, unless it is everything."""
+    def _prepared(self, only: Iterable[str] | None, purpose: str) -> tuple[Subset, Moving]:
+        """Some parameters, bound; all ranks agree which, unless these are all. Collective."""
         self._require_open()
-        if only is None:
-            return self._all
-        names = self._agree_on(only, purpose)
-        if names == self._matched.names:
-            return self._all
-        if names not in self._subsets:
-            self._end_run()
-            while len(self._subsets) >= MAX_SUBSETS:
-                self._subsets.popitem(last=False)[1].end()
-            self._subsets[names] = Subset(self._transport, self._joined, names, self._staging)
-        self._subsets.move_to_end(names)
-        return self._subsets[names]
-
-    def _agree_on(self, only: Iterable[str], purpose: str) -> frozenset[str]:
-        """The names that all ranks mean. Collective."""
-        every = together(
-            self._transport,
-            f"refit: {purpose}",
-            lambda rank: chosen(only, self._matched.names),
-            facts=lambda made: {"only": sorted(first_of(made))},
+        names = (
+            self._matched.names
+            if only is None
+            else agreed_names(self._transport, only, self._matched.names, purpose)
         )
-        return first_of(every)
+        if self._running is not None and self._running.subset is not self._subsets.known(names):
+            self.wait()  # it is in the staging
+        subset = self._subsets.of(names)
+        return subset, self._subsets.bind(subset)
 
     def run(
         self, *, only: Iterable[str] | None = None, version: int | None = None, stream: Stream = None
@@ -198,19 +182,15 @@ class Refit:
         Args:
             only: Names and patterns of names of the parameters to move; all if None. All ranks first agree on
                 them, and the first run of a subset prepares it.
-            version: Stamp of this step; `version` shows it once every rank has everything that the run moves.
+            version: Stamp of this step, on all ranks or on none; `version` shows it once every rank has everything.
             stream: As for `Bound.run`.
         """
-        subset = self._subset(only, "run")
-        if self._running is not None and (self._running.subset is not subset or subset.broadcast is not None):
-            self._end_run()  # its full tensors are still to come, or it is in the staging
+        subset, moving = self._prepared(only, "run")
+        if self._running is not None and moving.broadcast is not None:
+            self.wait()  # its full tensors are still to come
         self._version = None  # torn from here on
-        self._running = _Running(subset, time.perf_counter(), version, stream)
-        subset.bound.run(stream)
-
-    def _end_run(self) -> None:
-        if self._running is not None:
-            self.wait()
+        self._running = _Running(subset, moving, time.perf_counter(), version, stream)
+        self._subsets.begin(subset, stream)
 
     def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Wait until the run is over. Full tensors move and are delivered now, after the others.
@@ -231,38 +211,24 @@ class Refit:
             return
         now = self._running
         deadline = None if limit is None else time.monotonic() + limit
-        now.subset.bound.wait(limit)
-        broadcast = now.subset.broadcast
+        now.moving.bound.wait(limit)
+        broadcast = now.moving.broadcast
         failures = {} if broadcast is None else broadcast.run(now.stream, deadline)
         self._running = None
         version = None
         if broadcast is not None or now.version is not None:
-            version = self._stamp(now.version, failures, deadline)
+            try:
+                version = agreed_version(self._transport, now.version, failures, deadline)
+            except M2nError:
+                now.moving.bound.forget()  # not every rank has this version
+                raise
         self._version = version
-        self.report = replace(now.subset.report, seconds=time.perf_counter() - now.began)
-
-    def _stamp(
-        self, version: object, failures: Mapping[int, Exception], deadline: float | None
-    ) -> int | None:
-        """The version, if all ranks have everything and give the same one. Collective."""
-
-        def complete(rank: int) -> int | None:
-            if rank in failures:
-                raise failures[rank]
-            return None if version is None else whole_number(version, "version")
-
-        every = together(
-            self._transport,
-            "refit: version",
-            complete,
-            facts=lambda made: {"the version": first_of(made)},
-            limit=None if deadline is None else max(0.0, deadline - time.monotonic()),
-        )
-        return first_of(every)
+        report = now.subset.report.with_changes(now.moving.bound.changes)
+        self.report = replace(report, seconds=time.perf_counter() - now.began)
 
     def capture(self, only: Iterable[str] | None = None) -> None:
         """On GPUs, record the run in a CUDA graph: later runs are one launch. Full tensors stay outside. Collective."""
-        self._subset(only, "capture").bound.capture()
+        self._prepared(only, "capture")[1].bound.capture()
 
     def verify(self, only: Iterable[str] | None = None) -> list[str]:
         """Names of the tensors whose bytes differ at any destination rank, the same list on every rank.
@@ -278,14 +244,55 @@ class Refit:
             laid_out = self._matched.laid_out
             every = self._matched.sharded + laid_out
             self._checked = plan(every, self.topology) if laid_out else self.plan
-        names = self._matched.names if only is None else self._agree_on(only, "verify")
-        made = self._checked
+        names = (
+            self._matched.names
+            if only is None
+            else agreed_names(self._transport, only, self._matched.names, "verify")
+        )
+        return differing(self._transport, self._checked, self._joined.arrays, names)
 
-        def sums(rank: int) -> dict[str, Table]:
-            arrays = {side: held[rank] for side, held in zip(SIDES, self._joined.arrays, strict=True)}
-            return sums_of_rank(made, rank, arrays, names)
+    def rebind(self, source: Parameters | None = None, destination: Parameters | None = None) -> None:
+        """Go on with other arrays of the same parameters, as an engine has them that slept. Collective.
 
-        return differing(self._transport, made, together(self._transport, "refit: verify", sums))
+        Ranks whose arrays stay call it without any. What was captured has to be captured again. If something does not
+        fit on one rank, every rank raises, and the arrays stay those of before.
+
+        Args:
+            source: This rank's parameters as a source, declared as at construction but for their arrays; None: as
+                before.
+            destination: Likewise, what is written.
+
+        Raises:
+            LayoutError: If other parameters are declared, or an array does not fit.
+        """
+        self._require_open()
+        if self._running is not None:
+            self.wait()
+        joined = rejoined(self._transport, self._joined, (source, destination))
+        self._subsets.rebind(joined)
+        self._joined = joined
+
+    def forget(self, ranks: Iterable[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Collective.
+
+        For destinations whose weights were lost or changed by others.
+
+        Args:
+            ranks: Destination ranks; all if None.
+
+        Raises:
+            DisagreementError: If the ranks name different ones.
+        """
+        self._require_open()
+        self._subsets.forget(agreed_ranks(self._transport, ranks))
+
+    def release(self) -> None:
+        """Let go of staging, buffers and messages until the next run (GPU memory: to CuPy's pool). Collective."""
+        self._require_open()
+        if self._running is not None:
+            self.wait()
+        together(self._transport, "refit: release", lambda rank: None)
+        self._subsets.release()
 
     def close(self) -> None:
         """Release everything, and let go of the arrays. May be called twice; nothing else may be called then."""
@@ -297,13 +304,9 @@ class Refit:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._closed:
             return
-        self._closed = True
-        try:
-            for subset in (self._all, *self._subsets.values()):
-                subset.end(kind, error, trace)
-        finally:
-            self._joined = self._joined.without_arrays()
-            self._subsets.clear()
+        self._closed, self._running = True, None
+        self._joined = self._joined.without_arrays()
+        self._subsets.close(kind, error, trace)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -13,43 +13,42 @@ from nccl_m2n.execution.views import ArrayView
 from nccl_m2n.layout.shape import MAX_NDIM
 from nccl_m2n.planning import Plan
 from nccl_m2n.planning.rank_cells import CellsOfRank, cells_of_rank
+from nccl_m2n.refit.broadcast import Views
+from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
 from nccl_m2n.typing import Ints, Table
 
 SUM = np.dtype([("transfer", "i8"), ("cell", "i8"), ("sum", "u8")])
 
 
-def sums_of_rank(
-    plan: Plan, rank: int, arrays: Mapping[str, Mapping[str, ArrayView]], names: Collection[str]
-) -> dict[str, Table]:
-    """By side, the checksums of a rank's cells; of those with several holders, the lowest one sums.
-
-    Args:
-        plan: What was moved.
-        rank: A local rank.
-        arrays: Its arrays by side and name.
-        names: The tensors to look at.
-    """
-    return {side: _sums(plan, rank, side, arrays[side], names) for side in SIDES}
-
-
-def differing(transport: Transport, plan: Plan, sums: Mapping[int, Mapping[str, Table]]) -> list[str]:
+def differing(
+    transport: Transport, plan: Plan, arrays: tuple[Views, Views], names: Collection[str]
+) -> list[str]:
     """Names of the tensors whose destination differs from the source at any rank. Collective.
 
     Args:
         transport: Joins the ranks.
         plan: What was moved.
-        sums: For each local rank what `sums_of_rank` gives.
+        arrays: Source and destination arrays.
+        names: The tensors to look at.
 
     Returns:
         The same list on every rank, in the plan's order.
     """
+
+    def sums_of(rank: int) -> tuple[Table, Table]:
+        held, needed = (
+            _sums(plan, rank, side, own[rank], names) for side, own in zip(SIDES, arrays, strict=True)
+        )
+        return held, needed
+
+    sums = together(transport, "refit: verify", sums_of)
     said = transport.exchange(
-        {rank: own["source"].tobytes() for rank, own in sums.items()}, "refit: the checksums"
+        {rank: own.tobytes() for rank, (own, _) in sums.items()}, "refit: the checksums"
     )
     held = np.concatenate([np.frombuffer(text, SUM) for text in said])
     held = held[np.lexsort((held["cell"], held["transfer"]))]
-    wrong = {r: _wrong(held, own["destination"]).astype(np.int64).tobytes() for r, own in sums.items()}
+    wrong = {rank: _wrong(held, own).astype(np.int64).tobytes() for rank, (_, own) in sums.items()}
     said = transport.exchange(wrong, "refit: what differs")
     numbers = np.unique(np.concatenate([np.frombuffer(text, np.int64) for text in said]))
     return [plan.transfers[i].name for i in numbers.tolist()]

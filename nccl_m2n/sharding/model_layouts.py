@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from nccl_m2n.checks import MAX_RANKS, made_by, several, whole_number, whole_numbers
 from nccl_m2n.errors import CommandError
 from nccl_m2n.layout import Layout
 from nccl_m2n.models.config import Config
-from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.sharding.companions import Companion, companion_layout, companion_of
 from nccl_m2n.sharding.divide import cut_by_fsdp, on_grid, padded
 from nccl_m2n.sharding.experts import GATE_UP, Home, Owners, StackedExperts, in_slots, part_of
@@ -82,10 +83,18 @@ class ModelLayouts:
         stacked_dim: int | None = None,
         replicate_unknown: bool = False,
     ) -> None:
-        self.manifest = manifest
-        self.parallelism = parallelism
-        self.start_rank = start_rank
+        self.manifest = as_manifest(manifest)
+        self.parallelism = made_by(parallelism, Parallelism, "parallel sizes", error=CommandError)
+        last = MAX_RANKS - parallelism.size
+        self.start_rank = whole_number(start_rank, "start_rank", least=0, most=last, error=CommandError)
+        if padded_vocab is not None:
+            padded_vocab = whole_number(padded_vocab, "padded_vocab", least=1, error=CommandError)
         self.padded_vocab = padded_vocab
+        if expert_slots is not None:
+            expert_slots = whole_numbers(expert_slots, "expert_slots", least=0, error=CommandError)
+        if rules is not None:
+            each = several(rules, "rules", error=CommandError, hint="load_rules() makes them of data")
+            rules = [made_by(rule, Rule, "each rule", error=CommandError) for rule in each]
         self.config = Config(manifest.config or {}, manifest.label or "the model")
         shipped = rules_for(manifest, replicate_unknown) if rules is None else tuple(rules)
         if replicate_unknown:

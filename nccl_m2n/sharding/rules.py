@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+from nccl_m2n.checks import shown
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.config import Config
 
@@ -21,6 +22,17 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")
 _BETWEEN_DOTS = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")  # a number that stands by itself in a name
 _PLAIN_WORD = re.compile(r"[A-Za-z_][^*?\[]*|[^0-9]*")  # a word of a pattern that such a number never decides
+
+KINDS: dict[str, tuple[type, ...]] = {  # what a rule's fields may be
+    "pattern": (str,),
+    "tp": (int, type(None)),
+    **dict.fromkeys(("ep", "units"), (int, str, type(None))),
+    **dict.fromkeys(("padded", "repeat"), (bool,)),
+    **dict.fromkeys(("fsdp", "multiple"), (int,)),
+    "stage": (str, type(None)),
+    "segments": (int, list, tuple),
+    "shape": (list, tuple, type(None)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,12 @@ class Rule:
     shape: tuple[int | str | None, ...] | None = None
 
     def __post_init__(self) -> None:
+        for key, kinds in KINDS.items():
+            value = getattr(self, key)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                self._refuse(key, " or ".join(kind.__name__ for kind in kinds))
+            if key in ("units", "multiple") and isinstance(value, int) and value < 1:
+                self._refuse(key, "1 or more")
         if "{expert}" in self.pattern and self.ep is None:
             object.__setattr__(self, "ep", "name")
         for key in ("segments", "shape"):
@@ -85,7 +103,9 @@ class Rule:
         return f"Rule({self.pattern!r}{''.join(f', {key}={value!r}' for key, value in said)})"
 
     def _refuse(self, key: str, expected: str) -> None:
-        raise CommandError(f"rule {self.pattern!r}: {key}={getattr(self, key)!r}, expected {expected}")
+        raise CommandError(
+            f"rule {shown(self.pattern)}: expected {expected} as {key}, got {shown(getattr(self, key))}"
+        )
 
 
 class Matched(NamedTuple):

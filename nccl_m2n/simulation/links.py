@@ -17,6 +17,7 @@ class Links:
         nvlink_gbytes: GB/s of a rank's links within its domain, in each direction.
         round_seconds: What a round costs a rank that takes part in it, before any byte moves.
         pack_gbytes: GB/s at which a rank packs and unpacks, beside the messages under way.
+        compare_gbytes: GB/s at which a rank compares what it packed with what it sent last.
 
     Raises:
         PlanError: For a speed of 0 or less, or a negative cost.
@@ -26,6 +27,7 @@ class Links:
     nvlink_gbytes: float = 450.0
     round_seconds: float = 20e-6
     pack_gbytes: float = 1000.0
+    compare_gbytes: float = 1500.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -22,6 +22,7 @@ class Timeline:
     plan: Plan
     links: Links
     model: Callable[[Plan, Links], Timeline]  # that found it, and finds the same of other plans
+    network_bytes: int  # that cross it
     ends: Floats  # (rounds, world) seconds after the start at which a rank is through with a round
     finished: Floats  # (world,) seconds after the start at which a rank has unpacked everything
     busy: Floats  # (4, world) busy seconds of each rank's links, see below
@@ -39,22 +40,22 @@ class Timeline:
     @property
     def network_sent(self) -> Floats:
         """Seconds for which each rank's NIC is busy sending, shape (world,)."""
-        return self.busy[0]
+        return np.asarray(self.busy[0])
 
     @property
     def network_received(self) -> Floats:
         """Seconds for which each rank's NIC is busy receiving, shape (world,)."""
-        return self.busy[1]
+        return np.asarray(self.busy[1])
 
     @property
     def nvlink_sent(self) -> Floats:
         """Seconds for which each rank is busy sending within its domain, shape (world,)."""
-        return self.busy[2]
+        return np.asarray(self.busy[2])
 
     @property
     def nvlink_received(self) -> Floats:
         """Seconds for which each rank is busy receiving within its domain, shape (world,)."""
-        return self.busy[3]
+        return np.asarray(self.busy[3])
 
     @property
     def wire_seconds(self) -> float:
@@ -133,7 +134,7 @@ def _column(timeline: Timeline, ours: float) -> list[str]:
         seconds_text(float(nic.max(initial=0.0))),
         seconds_text(float(nic[nic > 0].mean()) if nic.any() else 0.0),
         seconds_text(float(nvlink.max(initial=0.0))),
-        bytes_text(timeline.plan.traffic().network_bytes),
-        f"{timeline.plan.rounds}",
+        bytes_text(timeline.network_bytes),
+        f"{len(timeline.ends)}",
         seconds_text(float(timeline.round_seconds.max(initial=0.0))),
     ]

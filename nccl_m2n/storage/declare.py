@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from nccl_m2n.checks import plain_text, several, shown, table_of, truth, whole_number
 from nccl_m2n.errors import CommandError
 from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.refit.parameter import Parameter
@@ -18,6 +19,8 @@ def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
 
     vLLM and SGLang pad to 64; Megatron to ``make_vocab_size_divisible_by`` (128 by default) times its ranks.
     """
+    for value, what in ((vocab, "vocab"), (multiple, "multiple"), (ranks, "ranks")):
+        whole_number(value, what, least=1, error=CommandError)
     unit = multiple * ranks
     return -(-vocab // unit) * unit
 
@@ -40,9 +43,13 @@ class RankViews:
         self, side: ModelLayouts, rank: int, skip: Sequence[str] = (), zero_padding: bool = False
     ) -> None:
         self.side = side
-        self.rank = rank
-        self._skip = tuple(skip)
-        self._zero_padding = zero_padding
+        first, last = side.start_rank, side.start_rank + side.parallelism.size - 1
+        self.rank = whole_number(rank, "a rank of this side", least=first, most=last, error=CommandError)
+        self._skip = tuple(
+            plain_text(p, "a pattern", error=CommandError)
+            for p in several(skip, "patterns", error=CommandError)
+        )
+        self._zero_padding = truth(zero_padding, "zero_padding", error=CommandError)
         self._made: dict[str, Parameter] = {}
 
     def knows(self, name: str) -> bool:
@@ -148,6 +155,7 @@ class RankViews:
         Raises:
             CommandError: If a part that the layouts give this rank was not declared.
         """
+        truth(whole_side, "whole_side", error=CommandError)
         made: list[Parameter] = []
         missing: list[str] = []
         for name in self.side.manifest:
@@ -169,3 +177,14 @@ class RankViews:
 
     def _left_out(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
+
+
+def named_arrays(arrays: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
+    """A rank's arrays by the storage's names, or an error."""
+    made = table_of(arrays, "from stored name to array", error=CommandError)
+    for stored, array in made.items():
+        if not isinstance(stored, str) or not hasattr(array, "shape") or isinstance(array, type):
+            raise CommandError(
+                f"expected names and arrays with a shape, got {shown(array)} as {shown(stored)}"
+            )
+    return made.items()

@@ -12,7 +12,7 @@ from nccl_m2n.sharding.experts import GATE_UP
 from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import RankViews
+from nccl_m2n.storage.declare import RankViews, named_arrays
 from nccl_m2n.typing import Array
 
 
@@ -48,7 +48,7 @@ def fsdp(
     """
     side = ModelLayouts(manifest, parallelism, rules, start_rank, stacked_dim=stacked_dim)
     declared = RankViews(side, rank, skip)
-    for stored, array in arrays.items():
+    for stored, array in named_arrays(arrays):
         if declared.knows(stored):
             declared.add(stored, array, stored)
         elif stacked_dim is not None and ".experts." in stored:

@@ -6,15 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_m2n.checks import choice
+from nccl_m2n.checks import choice, shown, whole_number, whole_numbers
 from nccl_m2n.errors import CommandError
-from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.families import rules_for
 from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import RankViews
+from nccl_m2n.storage.declare import RankViews, named_arrays
 from nccl_m2n.typing import Array
 
 # Where Megatron divides otherwise than the shipped rules say.
@@ -120,11 +120,12 @@ def megatron(
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
+    as_manifest(manifest)
     cut = choice(down_projections, "down_projections", ("repeated", "cut"), error=CommandError) == "cut"
     rules = (*(_CUT if cut else ()), *RULES, *rules_for(manifest)) if rules is None else rules
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab)
     reader = _Reader(RankViews(side, rank, skip, zero_padding), layers)
-    for stored, array in arrays.items():
+    for stored, array in named_arrays(arrays):
         reader.read(stored, array)
     return reader.declared.finish(whole_side)
 
@@ -141,10 +142,22 @@ def split_qkv(array: Array, groups: int, queries: int, head_dim: int) -> tuple[A
     Returns:
         Views of shape (groups, rows, …), in the order in which the published tensors have the rows.
     """
+    for value, what in ((groups, "groups"), (queries, "queries"), (head_dim, "head_dim")):
+        whole_number(value, what, least=1, error=CommandError)
+    shape = getattr(array, "shape", None) or (None,)
+    rows = groups * (queries + 2) * head_dim
+    if isinstance(array, type) or shape[0] != rows:
+        raise CommandError(
+            f"expected an array of {groups} × ({queries} + 2) × {head_dim} = {rows} rows, got {shown(array)}"
+        )
     rest = tuple(array.shape[1:])
     grouped = array.reshape((groups, (queries + 2) * head_dim, *rest))
     at = queries * head_dim
     return grouped[:, :at], grouped[:, at : at + head_dim], grouped[:, at + head_dim :]
+
+
+def _numbers(layers: Sequence[int]) -> tuple[int, ...]:
+    return whole_numbers(layers, "layers", least=0, error=CommandError)
 
 
 class _Reader:
@@ -153,7 +166,7 @@ class _Reader:
     def __init__(self, declared: RankViews, layers: Sequence[int] | None) -> None:
         self.declared = declared
         self.side = declared.side
-        self.layers = self.side.stage_layers(declared.rank) if layers is None else tuple(layers)
+        self.layers = self.side.stage_layers(declared.rank) if layers is None else _numbers(layers)
 
     def read(self, stored: str, array: Array) -> None:
         """Declare what one array holds."""

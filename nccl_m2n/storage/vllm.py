@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_m2n.errors import CommandError
-from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
-from nccl_m2n.storage.declare import RankViews, padded_rows
+from nccl_m2n.storage.declare import RankViews, named_arrays, padded_rows
 from nccl_m2n.typing import Array
 
 # The fused module -> the published modules that lie end to end in it.
@@ -61,12 +61,13 @@ def vllm(
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
+    as_manifest(manifest)
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
     if padded_vocab is None:
         rows = [info.shape[0] for name, info in manifest.items() if side.is_vocabulary(name)]
         side.padded_vocab = padded_rows(max(rows)) if rows else None
     declared = RankViews(side, rank, skip, zero_padding)
-    for stored, array in arrays.items():
+    for stored, array in named_arrays(arrays):
         _read(declared, stored, array)
     return declared.finish(whole_side)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from nccl_m2n import errors
 from nccl_m2n.errors import DisagreementError, M2nError
 from nccl_m2n.text import short_ranks
-from nccl_m2n.transport.ranks import Ranks
+from nccl_m2n.transport.ranks import Ranks, alike
 from nccl_m2n.typing import Json
 
 Result = TypeVar("Result")
@@ -64,25 +64,6 @@ def together(
     return made
 
 
-def attempt(work: Callable[[], Any], failures: dict[int, Exception], rank: int) -> Any:
-    """Do one rank's share of the work, keeping its error for `raise_together`. To go: use `together`."""
-    try:
-        return work()
-    except Exception as error:
-        failures[rank] = error
-        return None
-
-
-def raise_together(
-    transport: Ranks,
-    failures: Mapping[int, Exception],
-    facts: Mapping[str, Json],
-    details: Callable[[], Mapping[str, Json]] | None = None,
-) -> None:
-    """Raise the same error on every rank if any rank failed or the ranks' facts differ. To go: use `together`."""
-    _agree(transport, "agree", failures, json.dumps(facts), details, None)
-
-
 def _agree(
     ranks: Ranks,
     purpose: str,
@@ -99,12 +80,12 @@ def _agree(
         raise error from own or error.__cause__
     failed = {rank: error for rank, (error, _) in enumerate(reports) if error is not None}
     if failed:
-        raise _failure(failed) from own
+        raise alike(_failure(failed), ranks) from own
     texts = [text for _, text in reports]
     if len(set(texts)) > 1:
         if details is not None:  # every rank has seen the same texts, so all of them go on to this
             together(ranks, f"{purpose}: details", lambda _: None, facts=lambda _: details(), limit=limit)
-        raise _difference([json.loads(text) for text in texts])
+        raise alike(_difference([json.loads(text) for text in texts]), ranks)
 
 
 def _error_data(error: Exception | None) -> list[str] | None:

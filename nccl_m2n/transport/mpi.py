@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class MpiTransport(Transport):
         TransportError: If mpi4py is missing or `comm` is no communicator of it.
     """
 
-    memory: Literal["host", "device"] = "host"
+    kind, carrier, launchers = "mpi", "MPI", ("mpi",)
     leave_limit: float | None = 10.0
     _dropped: ClassVar[list[MPI.Intracomm]] = []  # of transports that nobody has any more
     _unfinished: ClassVar[list[tuple[MPI.Intracomm, MPI.Request]]] = []  # made too late for their transports
@@ -78,6 +78,11 @@ class MpiTransport(Transport):
         self._spaces: weakref.WeakValueDictionary[int, _Space] = weakref.WeakValueDictionary()
         self._drop = weakref.finalize(self, self._dropped.append, self._comm)
         self._drop.atexit = False
+
+    @classmethod
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> MpiTransport:
+        """One rank a process."""
+        return cls(world)
 
     def _duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """A communicator of one's own. MPI has some 2,000 for a process, shared with what was dropped."""
@@ -169,6 +174,7 @@ class MpiTransport(Transport):
         testall: Callable[[Sequence[MPI.Request]], bool] = self._mpi.Request.Testall
         polls, (pause, longest), roll = 0, SLEEPS, None
         while not testall(requests):
+            self.move_on()
             late = deadline is not None and time.monotonic() > deadline
             polls += 1
             if polls < EAGER_POLLS and not late:
@@ -242,7 +248,21 @@ class _MpiRound(PreparedRound):
             raise TransportError(
                 f"rank {transport.rank}: messages from or to rank {short_ranks(self._in_trouble())} failed: {error}"
             ) from error
-        Held.release(self._held)
+        self._release()
+
+    def done(self) -> bool:
+        """Whether all messages are over."""
+        if self._held is None:
+            return True
+        with self._transport._wrapped("moving messages"):
+            over: bool = self._transport._mpi.Request.Testall(self._requests)
+        if over:
+            self._release()
+        return over
+
+    def _release(self) -> None:
+        if self._held is not None:
+            Held.release(self._held)
         self._held = None
 
     def _late(self, roll: RollCall) -> str:

@@ -4,29 +4,35 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
 
 from nccl_m2n.checks import limit_seconds
 from nccl_m2n.errors import TransferTimeout, TransportError
-from nccl_m2n.transport.base import DeviceBuffer, Message, Transport
+from nccl_m2n.text import short_ranks
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, HoldsGraph, Message
 from nccl_m2n.transport.deadline import poll, run_within
 from nccl_m2n.transport.gpu import device_count, import_cupy
+from nccl_m2n.transport.mpi import MpiTransport
 from nccl_m2n.transport.nccl_domains import domain_label
-from nccl_m2n.transport.nccl_exchange import DeviceExchange
-from nccl_m2n.transport.nccl_group import PreparedGroup
-from nccl_m2n.transport.nccl_library import address_of, checked, nccl_bindings, start_communicator
+from nccl_m2n.transport.nccl_exchange import DeviceExchange, GivenExchange
+from nccl_m2n.transport.nccl_library import (
+    PreparedGroup,
+    address_of,
+    checked,
+    nccl_bindings,
+    one_group,
+)
+from nccl_m2n.transport.nccl_start import communicator_of
+from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT, Ranks
 from nccl_m2n.transport.rendezvous import Rendezvous
-
-Exchange = Callable[[bytes], list[bytes]]
+from nccl_m2n.typing import Communicator, Library
 
 CONNECT_BYTES = 16
 
 
-class NcclTransport(Transport):
+class NcclTransport(DeviceTransport):
     """Ranks joined by NCCL communicators, one a rank, all of them in one process or each in its own.
 
     Args:
@@ -40,19 +46,39 @@ class NcclTransport(Transport):
         TransportError: If nccl4py, NCCL or CuPy is missing, or the communicator is not usable.
     """
 
-    memory: Literal["host", "device"] = "device"
+    kind, carrier, launchers = "nccl", "NCCL", ("mpi", "torchrun", "none")
+    _owned = True  # the communicators; False where they are the caller's
+    _owner: Communicator = None  # keeps them alive
+    _parent: Communicator = None  # what they were split from
+    _host: Ranks | None = None  # how host bytes get around; None where all ranks are in this process
 
     def __init__(
-        self, communicator: Any, *, exchange: Exchange | None = None, timeout: float = 120.0
+        self,
+        communicator: Communicator,
+        *,
+        exchange: Callable[[bytes], list[bytes]] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        address, timeout = address_of(communicator), limit_seconds(timeout, endless=False)
+        address, limit = address_of(communicator), limit_seconds(timeout, endless=False) or 0.0
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
-        self._set_up({rank: handle}, exchange, timeout, owned=False, keep=communicator)
+        self._owner, self._owned = communicator, False
+        self._set_up({rank: handle}, limit)
+        if exchange is not None:
+            self._host = GivenExchange(exchange, self)
 
     @classmethod
-    def from_mpi(cls, comm: Any, *, device: int | None = None, timeout: float = 120.0) -> NcclTransport:
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> NcclTransport:
+        """One rank a process, or alone a GPU for each rank; all GPUs where the number is left out."""
+        if launcher == "mpi":
+            return cls.from_mpi(world)
+        return cls.from_environment() if launcher == "torchrun" else cls.init_all(ranks)
+
+    @classmethod
+    def from_mpi(
+        cls, comm: Communicator, *, device: int | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> NcclTransport:
         """One GPU a rank of an MPI communicator. Collective.
 
         Args:
@@ -60,80 +86,53 @@ class NcclTransport(Transport):
             device: This rank's GPU; by default its rank within the host, modulo the number of GPUs.
             timeout: Seconds that start-up, and each exchange, may take.
         """
-        from nccl_m2n.transport.mpi import MpiTransport  # mpi4py is needed only here
-
-        host = MpiTransport(comm)
-
-        def exchange(payload: bytes) -> list[bytes]:
-            return host.exchange({comm.rank: payload})
-
-        if device is None:
-            names = exchange(socket.gethostname().encode())
-            device = names[: comm.rank].count(names[comm.rank]) % device_count()
-        return cls._start(comm.rank, comm.size, device, exchange, timeout, keep=host)
+        return cls._start(MpiTransport(comm, timeout), device, None)
 
     @classmethod
-    def from_environment(cls, *, device: int | None = None, timeout: float = 120.0) -> NcclTransport:
+    def from_environment(
+        cls, *, device: int | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> NcclTransport:
         """One GPU a rank, found through torchrun's variables, without MPI or PyTorch. Collective.
 
         Args:
             device: This rank's GPU; by default LOCAL_RANK modulo the number of visible GPUs.
             timeout: Seconds that start-up, and each exchange, may take.
         """
-        nccl_bindings()  # says what is missing before anyone waits for anyone
-        meeting = Rendezvous.from_environment(timeout=timeout)
-        if device is None:
-            device = int(os.environ.get("LOCAL_RANK", meeting.rank)) % device_count()
-
-        def exchange(payload: bytes) -> list[bytes]:
-            return meeting.exchange({meeting.rank: payload})
-
-        return cls._start(meeting.rank, meeting.size, device, exchange, timeout, keep=meeting)
+        return cls._start(Rendezvous.from_environment(timeout=timeout), device, os.environ.get("LOCAL_RANK"))
 
     @classmethod
-    def init_all(cls, devices: int | Sequence[int] | None = None, *, timeout: float = 120.0) -> NcclTransport:
+    def init_all(
+        cls, devices: int | Sequence[int] | None = None, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> NcclTransport:
         """All ranks in this process, rank i on ``devices[i]``: no launcher needed.
 
         Args:
             devices: GPUs, or how many; all that are visible by default.
             timeout: Seconds that start-up may take.
         """
-        bindings = nccl_bindings()
+        bindings, limit = nccl_bindings(), limit_seconds(timeout, endless=False) or 0.0
         if devices is None:
             devices = device_count()
         chosen = list(range(devices)) if isinstance(devices, int) else [int(d) for d in devices]
         if not chosen:
             raise TransportError("expected at least one GPU, got none")
         made = run_within(
-            timeout, "NCCL's start-up", lambda: checked(bindings.comm_init_all, len(chosen), chosen)
+            limit, "NCCL's start-up", lambda: checked(bindings.comm_init_all, len(chosen), chosen)
         )
         transport = cls.__new__(cls)
-        transport._set_up(dict(enumerate(made)), None, timeout, owned=True)
+        transport._set_up(dict(enumerate(made)), limit)
         return transport
 
     @classmethod
-    def _start(
-        cls, rank: int, size: int, device: int, exchange: Exchange, timeout: float, *, keep: Any
-    ) -> NcclTransport:
-        bindings = nccl_bindings()
-        identifier = exchange(bytes(checked(bindings.get_unique_id)) if rank == 0 else b"")[0]
-        parent, child = start_communicator(rank, size, device, identifier, timeout)
+    def _start(cls, host: Ranks, device: int | None, local_rank: str | None) -> NcclTransport:
+        parent, child = communicator_of(host, device, local_rank)
         transport = cls.__new__(cls)
-        transport._set_up({rank: child}, exchange, timeout, owned=True, keep=keep, parent=parent)
+        transport._parent, transport._host = parent, host
+        transport._set_up({host.local_ranks[0]: child}, host.timeout)
         return transport
 
-    def _set_up(
-        self,
-        communicators: dict[int, Any],
-        exchange: Exchange | None,
-        timeout: float,
-        *,
-        owned: bool,
-        keep: Any = None,
-        parent: Any = None,
-    ) -> None:
-        self._bindings, self._communicators, self._parent = nccl_bindings(), communicators, parent
-        self._owned, self._keep, self.timeout = owned, keep, timeout
+    def _set_up(self, communicators: dict[int, Communicator], timeout: float) -> None:
+        self._bindings, self._communicators, self.timeout = nccl_bindings(), communicators, timeout
         self.local_ranks = tuple(sorted(communicators))
         self.size = checked(self._bindings.comm_count, communicators[self.local_ranks[0]])
         self.devices = {
@@ -143,24 +142,25 @@ class NcclTransport(Transport):
             raise TransportError(
                 f"expected one rank or all {self.size} in this process, got ranks {self.local_ranks}"
             )
-        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # what holds captured graphs: `release_graph()`
-        self._exchange = exchange
-        if exchange is None and len(self.local_ranks) < self.size:
-            device = self.devices[self.local_ranks[0]]
-            self._exchange = DeviceExchange(self._gather_on_device, self.wait, self.size, device, timeout)
+        self.graphs: weakref.WeakSet[HoldsGraph] = weakref.WeakSet()
+        if self._host is None and len(self.local_ranks) < self.size:
+            self._host = DeviceExchange(self)
 
     # What every transport does
 
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
-        if self._exchange is None:
+        if self._host is None:
             return [messages[rank] for rank in range(self.size)]
-        return self._exchange(messages[self.local_ranks[0]])
+        return self._host._gather(messages, deadline)
 
     def prepare(self, messages: Sequence[Message]) -> PreparedGroup:
-        """One NCCL group of the messages of all local ranks, each buffer a `DeviceBuffer`."""
+        """One NCCL group of the messages of all local ranks, each buffer a `DeviceBuffer`.
+
+        A communicator has one order of messages: all ranks start the rounds of their bindings in the same order.
+        """
         self.require_usable()
         bindings = self._bindings
-        calls: dict[int, list[tuple[Any, ...]]] = {}
+        calls: dict[int, list[tuple[Library, int, int, int]]] = {}
         for message in messages:
             call = bindings.send if message.send else bindings.recv
             arguments = (call, message.buffer.pointer, message.buffer.nbytes, message.peer)
@@ -175,7 +175,7 @@ class NcclTransport(Transport):
             for rank, handle in self._communicators.items()
         }
 
-    def communicator(self, rank: int) -> Any:
+    def communicator(self, rank: int) -> Communicator:
         """The low-level handle of a local rank's communicator."""
         self.require_usable()
         return self._communicators[rank]
@@ -206,9 +206,14 @@ class NcclTransport(Transport):
             cupy.cuda.runtime.setDevice(self.devices[self.local_ranks[0]])
             group.start({rank: stream.ptr for rank, stream in streams.items()})
 
-        run_within(self.timeout, "connecting to the peers", start)
-        deadline = time.monotonic() + self.timeout
-        self.wait(lambda: all(s.done for s in streams.values()), deadline, "connecting to the peers")
+        deadline, what = time.monotonic() + self.timeout, "connecting to the peers"
+        try:
+            run_within(self.timeout, what, start)
+            self.wait(lambda: all(s.done for s in streams.values()), deadline, what)
+        except BaseException as error:
+            self.keep((streams, scratch))
+            self.abort(f"broke in {what}: {error or type(error).__name__}")
+            raise
 
     def wait(self, done: Callable[[], bool], deadline: float | None, what: str) -> None:
         """Wait for work on the device, watching the communicators meanwhile. Sleeps, never spins.
@@ -219,7 +224,8 @@ class NcclTransport(Transport):
             what: The work, for the error.
 
         Raises:
-            TransferTimeout: If the work is not done in time; it may still be waited for, or aborted.
+            TransferTimeout: If the work is not done in time. It names who is missing: those who do not wait for
+                anything either, for which half a second more is taken.
             TransportError: If NCCL failed.
         """
 
@@ -231,14 +237,11 @@ class NcclTransport(Transport):
 
         began = time.monotonic()
         if not poll(done_or_failed, deadline):
+            took = time.monotonic() - began
+            who = "a peer is gone or late" if self._host is None else self._host.who_is_missing()
             raise TransferTimeout(
-                f"{what} did not complete on rank {_text(self.local_ranks)} within {time.monotonic() - began:.3g} s: "
-                f"a peer is gone or late"
+                f"{what} did not complete on rank {short_ranks(self.local_ranks)} within {took:.3g} s: {who}"
             )
-
-    def _gather_on_device(self, sent: int, received: int, nbytes: int, stream: int) -> None:
-        byte, handle = self._bindings.DataType.Int8, self._communicators[self.local_ranks[0]]
-        checked(self._bindings.all_gather, sent, received, nbytes, int(byte), handle, stream)
 
     def gather(self, buffers: Mapping[int, tuple[int, int]], nbytes: int, streams: Mapping[int, int]) -> None:
         """Enqueue an all-gather of device memory. Collective.
@@ -249,14 +252,10 @@ class NcclTransport(Transport):
             streams: For each local rank the ``cudaStream_t`` that it goes on.
         """
         self.require_usable()
-        bindings = self._bindings
-        byte = int(bindings.DataType.Int8)
-        bindings.group_start()
-        try:
+        all_gather, byte = self._bindings.all_gather, int(self._bindings.DataType.Int8)
+        with one_group(self):
             for rank, (sent, received) in buffers.items():
-                bindings.all_gather(sent, received, nbytes, byte, self._communicators[rank], streams[rank])
-        finally:
-            bindings.group_end()
+                all_gather(sent, received, nbytes, byte, self._communicators[rank], streams[rank])
 
     def check(self) -> None:
         """Raise if a communicator has failed since the last look.
@@ -276,23 +275,23 @@ class NcclTransport(Transport):
     def _give_up(self) -> None:
         """Kernels that wait for a peer end, also those on a communicator that the caller handed in."""
         self._end(self._bindings.comm_abort)
-        if isinstance(self._keep, Rendezvous):
-            self._keep.abort(self.broken or "")  # peers that wait in an exchange hear of it at once
+        if self._host is not None:  # peers that wait in an exchange over TCP hear of it at once
+            self._host.abort(self.broken or "was aborted")
 
     def _part(self) -> None:
         if self._owned:
             self._end(self._bindings.comm_destroy)
-            if hasattr(self._keep, "close"):
-                self._keep.close()
         else:
             self._release_graphs()
+        if self._host is not None:
+            self._host.close()
 
     def _release_graphs(self) -> None:
         """Have all captured graphs let go of the communicators, whose end would wait for them."""
         for holder in list(self.graphs):
             holder.release_graph()
 
-    def _end(self, how: Callable[[Any], None]) -> None:
+    def _end(self, how: Callable[[Communicator], None]) -> None:
         bindings = self._bindings
         self._release_graphs()
         # One thread ends several ranks inside one group, or the first would wait for the others for ever.
@@ -309,7 +308,3 @@ class NcclTransport(Transport):
         finally:
             if several:
                 bindings.group_end()
-
-
-def _text(ranks: Sequence[int]) -> str:
-    return f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"

@@ -8,15 +8,16 @@ launched half recorded, which hangs the peers.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from nccl_m2n.checks import whole_number
-from nccl_m2n.errors import TransferTimeout, TransportError
+from nccl_m2n.errors import TransportError
 from nccl_m2n.text import pip_install
-from nccl_m2n.transport.deadline import poll
-from nccl_m2n.transport.gpu import import_cupy
+from nccl_m2n.transport.base import PreparedRound
+from nccl_m2n.transport.ranks import Ranks
+from nccl_m2n.typing import Communicator, Library
 
 
 def nccl_bindings() -> Any:
@@ -62,54 +63,67 @@ def checked(call: Callable[..., Any], *arguments: Any) -> Any:
         raise TransportError(f"{call.__name__} failed: {error}. NCCL_DEBUG=WARN tells more") from None
 
 
-def settle(bindings: Any, handle: Any, timeout: float, what: str) -> None:
-    """Wait until a non-blocking communicator has done what it was asked; abort it if it does not."""
-
-    def settled() -> bool:
-        state = bindings.comm_get_async_error(handle)
-        if state == bindings.Result.InProgress:
-            return False
-        if state != bindings.Result.Success:
-            text = f"{bindings.get_error_string(state)}; last error: {bindings.get_last_error(handle)}"
-            bindings.comm_abort(handle)
-            raise TransportError(f"{what} failed: {text}")
-        return True
-
-    if not poll(settled, time.monotonic() + timeout):
-        bindings.comm_abort(handle)
-        raise TransferTimeout(f"{what} took longer than {timeout:g} s: not all ranks came")
-
-
-def start_communicator(
-    rank: int, size: int, device: int, identifier: bytes, timeout: float
-) -> tuple[Any, Any]:
-    """A communicator whose start-up has a time limit. Collective.
-
-    Args:
-        rank: This process's rank.
-        size: Number of ranks.
-        device: This rank's GPU.
-        identifier: NCCL's unique id, the same on all ranks.
-        timeout: Seconds that each of the two steps may take.
-
-    Returns:
-        The non-blocking communicator that was started, and its blocking child, which is the one to use.
+@contextmanager
+def one_group(ranks: Ranks) -> Iterator[None]:
+    """All calls inside become one group. What NCCL refuses gives the ranks up: half a group may be on its way.
 
     Raises:
-        TransferTimeout: If not all ranks come in time.
-        TransportError: If NCCL fails.
+        TransportError: In place of NCCL's own.
     """
     bindings = nccl_bindings()
-    what = f"NCCL's start-up on rank {rank} of {size}"
-    config = bindings.Config()
-    config.blocking = 0
-    with import_cupy().cuda.Device(device):
-        parent = checked(bindings.comm_init_rank_scalable, size, rank, 1, bytearray(identifier), config.ptr)
-    settle(bindings, parent, timeout, what)
-    # Only start-up is to be non-blocking: there every group costs a thread and a wait for it, some
-    # 80 µs more than in a blocking child, which shares the parent's connections.
-    config = bindings.Config()
-    config.blocking, config.split_share = 1, 1
-    child = checked(bindings.comm_split, parent, 0, rank, config.ptr)
-    settle(bindings, parent, timeout, what)
-    return parent, child
+    bindings.group_start()
+    try:
+        yield
+    except BaseException as error:
+        with suppress(bindings.NCCLError):  # it repeats the error that is being raised
+            bindings.group_end()
+        raise _refused(ranks, error) from error
+    try:
+        bindings.group_end()
+    except BaseException as error:
+        raise _refused(ranks, error) from error
+
+
+def _refused(ranks: Ranks, error: BaseException) -> BaseException:
+    said = f"NCCL refused a group of messages: {error or type(error).__name__}"
+    ranks.abort(f"broke: {said}")
+    return TransportError(said) if isinstance(error, Exception) else error
+
+
+class PreparedGroup(PreparedRound):
+    """One round's messages as one NCCL group, on prepared integers.
+
+    Args:
+        ranks: Whose messages they are; given up where NCCL refuses one.
+        calls: For each local rank its communicator, and its calls with pointer, bytes and peer.
+    """
+
+    def __init__(
+        self, ranks: Ranks, calls: Sequence[tuple[int, Communicator, list[tuple[Library, int, int, int]]]]
+    ) -> None:
+        self._transport, self._calls = ranks, list(calls)
+        self._byte = int(nccl_bindings().DataType.Int8)
+
+    def start(self, stream: Mapping[int, int] | None = None) -> None:
+        """Enqueue the group.
+
+        Args:
+            stream: For each local rank the ``cudaStream_t`` that its messages go on. Several ranks of a
+                process must not share one: each one's kernel waits for the others'.
+
+        Raises:
+            TransportError: If NCCL refuses; the communicators are aborted, since half a group may be on
+                its way.
+        """
+        if not self._calls:
+            return
+        self._transport.require_usable()
+        streams, byte = stream or {}, self._byte
+        by_rank = [(calls, handle, streams[rank]) for rank, handle, calls in self._calls]
+        with one_group(self._transport):
+            for calls, handle, on in by_rank:
+                for call, pointer, count, peer in calls:
+                    call(pointer, count, byte, peer, handle, on)
+
+    def finish(self, deadline: float | None = None) -> None:
+        """Nothing: the stream waits."""

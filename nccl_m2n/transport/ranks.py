@@ -14,6 +14,7 @@ from nccl_m2n.errors import DisagreementError, M2nError, TransferTimeout, Transp
 from nccl_m2n.text import short_ranks
 
 DEFAULT_TIMEOUT = 120.0  # seconds
+ROLL_CALL_SECONDS = 0.5
 _IDENTITY = struct.Struct("<QH")  # the exchange's number, bytes of its purpose
 _LONGEST_PURPOSE = 200  # characters
 
@@ -70,7 +71,7 @@ class Ranks(ABC):
                 raise
             raise (TransferTimeout if late else TransportError)(told) from error
         if len({identity for identity, _ in came}) > 1:
-            raise _meeting_of_different([identity for identity, _ in came])
+            raise alike(_meeting_of_different([identity for identity, _ in came]), self)
         return [payload for _, payload in came]
 
     def require_usable(self) -> None:
@@ -100,6 +101,18 @@ class Ranks(ABC):
             self.broken = "was closed"
             self._part()
 
+    def who_is_missing(self) -> str:
+        """Who does not wait for anything, for the error of one that waited in vain. Breaks these ranks.
+
+        Everyone who waited in vain asks at about the same time; who does not is missing.
+        """
+        try:
+            self.exchange(dict.fromkeys(self.local_ranks, b""), "a roll call", ROLL_CALL_SECONDS)
+        except M2nError as error:
+            self.abort(f"broke: {error}")
+            return str(error)
+        return not_there(())
+
     @abstractmethod
     def _gather(self, messages: Mapping[int, bytes], deadline: float) -> list[bytes]:
         """All ranks' bytes, in rank order.
@@ -117,6 +130,12 @@ class Ranks(ABC):
 
     def _part(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was made. Called once."""
+
+
+def alike(error: M2nError, ranks: Ranks) -> M2nError:
+    """An error that all ranks are about to raise, marked as such."""
+    error.raised_by = ranks.size
+    return error
 
 
 def not_there(ranks: Sequence[int]) -> str:

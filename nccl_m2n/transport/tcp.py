@@ -19,7 +19,7 @@ from nccl_m2n.transport.nccl_domains import host_label
 from nccl_m2n.transport.ranks import DEFAULT_TIMEOUT
 from nccl_m2n.transport.rendezvous import Rendezvous
 from nccl_m2n.transport.tcp_link import BROKEN, CLOSED, TcpLink
-from nccl_m2n.typing import Stream
+from nccl_m2n.typing import Communicator, Stream
 
 
 class SocketTransport(Transport):
@@ -33,7 +33,7 @@ class SocketTransport(Transport):
         TransferTimeout: If not all links can be made within the rendezvous' time limit; names the ranks.
     """
 
-    memory = "host"
+    kind, carrier, launchers = "socket", "TCP", ("torchrun",)
 
     def __init__(self, rendezvous: Rendezvous, *, address: str | None = None) -> None:
         self._rendezvous, self.timeout = rendezvous, rendezvous.timeout
@@ -47,6 +47,11 @@ class SocketTransport(Transport):
         except BaseException as error:
             self.abort(f"could not be formed: {error}")
             raise
+
+    @classmethod
+    def join(cls, launcher: str, world: Communicator, ranks: int | None) -> SocketTransport:
+        """One rank a process."""
+        return cls.from_environment()
 
     @classmethod
     def from_environment(
@@ -138,6 +143,7 @@ class SocketTransport(Transport):
         """Move all messages, whoever asked for them, until those of a round are done."""
         began = time.monotonic()
         while batch.left:
+            self.move_on()
             self.require_usable()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -222,3 +228,7 @@ class _TcpRound(PreparedRound):
     def finish(self, deadline: float | None = None) -> None:
         """Wait until all have gone and come."""
         self._transport._wait(self, deadline)
+
+    def done(self) -> bool:
+        """Whether all have gone and come, as far as somebody looked."""
+        return not self.left

@@ -62,7 +62,7 @@ def test_what_goes_wrong_is_counted(
     class Careless(peers.BoundPlan):
         def __init__(self, setting: Any) -> None:
             super().__init__(setting)
-            self.spoilt = setting.arrays[1]["t0"][5]
+            self.spoilt = setting.arrays[1][5]["t0"]
 
         def wait(self, timeout: float) -> None:
             super().wait(timeout)

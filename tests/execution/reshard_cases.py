@@ -209,9 +209,9 @@ REFUSES = {
     ),
     "no placements": refuses(r"rank 0: expected a sequence of source placements", 0, src_placements=None),
     "a dtype that is none": refuses(r"rank 3: expected an element type.*got 'wide'", 3, src_dtype="wide"),
-    "a list for an array": refuses(r"rank 2: expected an array .*got list", 2, given=[1, 2]),
+    "a list for an array": refuses(r"rank 2: source array: expected an array .*got list", 2, given=[1, 2]),
     "arrays of other ranks": refuses(
-        r"rank 2: source arrays: expected those of the ranks that this process drives, 2, got one of 99",
+        r"rank 2: .*source arrays: expected those of the ranks that this process drives, 2, got one of 99",
         2,
         given={99: np.zeros(2)},
     ),

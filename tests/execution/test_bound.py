@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -61,6 +62,55 @@ def test_run_and_wait() -> None:
         assert 0 < bound.staging_bytes <= PLAN.staging.sum() + 12 * 256  # four slots a rank, rounded up
         assert repr(bound).endswith("open>")
     assert repr(bound).endswith("closed>")
+
+
+def test_other_arrays_of_the_same_plan() -> None:
+    sources, destinations = bound_arrays()
+    with PLAN.bind(LocalTransport(3), sources, destinations) as bound:
+        bound.run()  # ends before anything changes hands
+        other, there = bound_arrays()
+        bound.rebind(destinations=there)
+        assert arrived(destinations)
+        for array in other["w"].values():
+            array += 100
+        bound.run()
+        bound.wait()
+        assert arrived(there)
+        bound.rebind({rank: {"w": array} for rank, array in other["w"].items()})
+        bound.run()
+        bound.wait()
+        assert np.array_equal(there["w"][2], DESTINATION.slice_global(VALUES, 2) + 100)
+        bound.rebind()  # the same once more
+        bound.run()
+        bound.wait()
+    with pytest.raises(TransportError, match="expected an open binding, got a closed one"):
+        bound.rebind()
+
+
+def test_arrays_that_do_not_fit_leave_those_of_before() -> None:
+    sources, destinations = bound_arrays()
+    with PLAN.bind(LocalTransport(3), sources, destinations) as bound:
+        wrong = {"w": dict(destinations["w"]) | {2: np.zeros((6, 3), "int32")}}
+        for given in (wrong, {}, 5, {"w": {1: destinations["w"][1]}}, sources):
+            with pytest.raises(LayoutError):
+                bound.rebind(destinations=given)  # type: ignore[arg-type]
+            bound.run()
+            bound.wait()
+            assert arrived(destinations)
+            for array in destinations["w"].values():
+                array[...] = 0
+
+
+def test_arrays_of_before_are_let_go() -> None:
+    sources, destinations = bound_arrays()
+    with PLAN.bind(LocalTransport(3), sources, destinations) as bound:
+        gone = [weakref.ref(array) for array in destinations["w"].values()]
+        del destinations
+        gc.collect()
+        assert all(ref() is not None for ref in gone)
+        bound.rebind(destinations=bound_arrays()[1])
+        gc.collect()
+        assert [ref() for ref in gone] == [None, None]
 
 
 def test_leaving_waits_for_the_last_run() -> None:

@@ -163,6 +163,17 @@ def test_another_ranks_source_as_a_destination() -> None:
         bind_and_run(given_, held)
 
 
+def test_a_source_stays_as_it_is() -> None:
+    """Rank 1 sends nothing of its copy, and may not lose it all the same."""
+    copies = Layout((6, 4), Mesh([0, 1]), [Replicate()])
+    transfer = Transfer(copies, Layout((6, 4), Mesh([1]), [Replicate()]), "int32", "w")
+    base = VALUES.copy()
+    with pytest.raises(
+        LayoutError, match="destination array 'w'.* over source array 'w'|source array 'w'.* over"
+    ):
+        plan(transfer).bind(LocalTransport(2), {0: {"w": VALUES}, 1: {"w": base}}, {1: {"w": base}})
+
+
 def test_views_side_by_side_in_one_buffer_are_taken() -> None:
     """Fused storage: spans that cross, elements that do not; sources may share what they like."""
     fused = np.zeros((6, 4, 2), "int32")

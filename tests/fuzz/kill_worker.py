@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n import Layout, M2nError, Mesh, Parameter, Refit, Replicate, Shard, Transfer, plan
+from nccl_m2n import Layout, M2nError, Mesh, MpiTransport, Parameter, Refit, Replicate, Shard, Transfer, plan
 from nccl_m2n.execution.bound import Bound
 from nccl_m2n.transport.base import Transport
 from tests.fuzz.world import make_transport
 
 LIMIT = 4.0  # seconds that a transport is given
+MpiTransport.leave_limit = LIMIT
 ROWS = 1 << 16  # of the tensor that is moved: long enough to be under way for a while
 
 

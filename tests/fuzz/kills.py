@@ -8,7 +8,8 @@ order), refuse further use of the transport at once, form a new one with the oth
 and leave. No process may be left over.
 
 Under MPI the survivors form a `SocketTransport`: an MPI library does not promise that anything works among the
-survivors of a dead rank. `mpiexec` is told not to end everybody when one process dies.
+survivors of a dead rank. MPICH's `mpiexec` ends everybody when one process dies, or ends itself where it is told not
+to; so each rank runs in the shelter of a shell that stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,11 +30,13 @@ from typing import Any
 
 from tests.execution.mpi import ROOT, mpiexec
 from tests.fuzz.kill_worker import LIMIT
+from tests.fuzz.launch import free_port, rank_environment
 
 STAGES = ("start-up", "bind", "run", "wait", "exchange", "version", "close")
 FAULTS = ("kill", "stop", "exception", "exit")
 SLACK = 8.0  # seconds: many processes on few cores
 LONGEST = 60.0  # seconds of a case
+SHELTER = '"$@"; for i in $(seq 900); do [ -e "$0/over" ] && break; sleep 0.1; done; exit 0'
 
 
 def cases(transport: str, count: int) -> list[tuple[str, str, int]]:
@@ -77,6 +79,7 @@ class Case:
                 time.sleep(0.05)
             reports = {int(p.stem): json.loads(p.read_text()) for p in wanted if p.exists()}
             left = self._left_over(time.monotonic() + SLACK)
+            Path(folder, "over").touch()
             out = [self._end(job) for job in jobs]
         wrong = self._judge(reports)
         if left:
@@ -84,14 +87,13 @@ class Case:
         return [*wrong, *(text[-1500:] for text in out if wrong and text)]
 
     def _start(self, folder: str) -> list[subprocess.Popen[str]]:
-        port = _free_port()
+        port = free_port()
         own = {"M2N_KILLS_MARK": self.mark, "M2N_KILLS_PORT": str(port), "OMP_NUM_THREADS": "1"}
         worker = [sys.executable, "-m", "tests.fuzz.kill_worker", self.transport, self.stage, self.fault,
                   str(self.victim), folder]  # fmt: skip
         if self.transport == "mpi":
-            command = [mpiexec(), "-disable-auto-cleanup", "-n", str(self.ranks), *worker]
-            return [_spawn(command, own)]
-        rank_own = [own | _rank_environment(self.transport, r, self.ranks, port) for r in range(self.ranks)]
+            return [_spawn([mpiexec(), "-n", str(self.ranks), "sh", "-c", SHELTER, folder, *worker], own)]
+        rank_own = [own | rank_environment(self.transport, r, self.ranks, port) for r in range(self.ranks)]
         return [_spawn(worker, environment) for environment in rank_own]
 
     def _left_over(self, deadline: float) -> list[int]:
@@ -136,22 +138,6 @@ def _spawn(command: Sequence[str], own: dict[str, str]) -> subprocess.Popen[str]
         command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
-
-
-def _rank_environment(transport: str, rank: int, ranks: int, port: int) -> dict[str, str]:
-    own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "M2N_SECRET": "kills"}  # fmt: skip
-    if transport == "nccl":  # several ranks on one GPU, two to a host
-        own |= {"NCCL_HOSTID": f"host{rank // 2}", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_CUMEM_ENABLE": "0",
-                "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_CTAS": "4"}  # fmt: skip
-    return own
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return min(port, 65000)
 
 
 def _marked(mark: str) -> list[int]:

@@ -60,7 +60,7 @@ class Steps:
             "load": None if load is None else self.world.mine(load),
         }
         source, destination = (self.world.mine(side) or [] for side in sides)
-        return Refit(self.world.transport, source, destination, self.topology, **(options | changes))
+        return Refit(self.world.transport, source, destination, topology=self.topology, **(options | changes))
 
     def _loader(self, rank: int) -> Callable[[str, Any], None]:
         def load(name: str, tensor: Any) -> None:

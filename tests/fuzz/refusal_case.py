@@ -29,18 +29,23 @@ def _shape(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, 
     return _put(np.zeros((*local, 3), numpy_dtype(t.dtypes[side])), arrays, side, rank, t.name)
 
 
+def _wide(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents other than 1, which alone tell how elements are ordered."""
+    return tuple(n for n in shape if n != 1)
+
+
 def _flat(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
     """As many elements in fewer dimensions."""
     local = t.sides[side].local_shapes[rank]
     flat = np.zeros(math.prod(local), numpy_dtype(t.dtypes[side]))
-    return len(local) > 1 and _put(flat, arrays, side, rank, t.name)
+    return len(_wide(local)) > 1 and _put(flat, arrays, side, rank, t.name)
 
 
 def _swapped(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
     """As many elements in as many dimensions, of other extents."""
     local = t.sides[side].local_shapes[rank]
     swapped = np.zeros(local[::-1], numpy_dtype(t.dtypes[side]))
-    return local != local[::-1] and _put(swapped, arrays, side, rank, t.name)
+    return _wide(local) != _wide(local[::-1]) and _put(swapped, arrays, side, rank, t.name)
 
 
 def _dtype(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays]) -> bool:
@@ -78,11 +83,25 @@ def _over_destination(batch: Batch, t: Tensor, side: int, rank: int, arrays: tup
     return _over(batch, t, side, rank, arrays, 1)
 
 
+def _filled(t: Tensor, rank: int) -> bool:
+    """Whether every element of a destination array is written."""
+    side = t.sides[1]
+    written = [places for _, places in side.flat[rank]]
+    return any(p is None for p in written) or sum(len(p) for p in written if p is not None) == math.prod(
+        side.local_shapes[rank]
+    )
+
+
 def _over(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, Arrays], other: int) -> bool:
+    if side == 0:
+        return False
     local, kind = t.sides[side].local_shapes[rank], numpy_dtype(t.dtypes[side])
     need = math.prod(local) * kind.itemsize
     for name, view in batch.arenas[other][rank].views.items():
-        if side == 1 and view.size and name != t.name and view.nbytes >= need and view.flags.c_contiguous:
+        others = [x for x in batch.tensors if x.name == name]
+        if other == 1 and not all(_filled(x, rank) for x in (t, *others)):
+            continue  # what lies in the gaps of an array may well be another's
+        if view.size and name != t.name and view.nbytes >= need and view.flags.c_contiguous:
             memory = view.reshape(-1).view(np.uint8)
             return _put(np.ndarray(local, kind, memory.data), arrays, side, rank, t.name)
     return False

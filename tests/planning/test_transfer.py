@@ -53,6 +53,14 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
     assert (transfer.wire_dtype, transfer.wire_size) == (wire, size)
 
 
+HUGE, LONG = (
+    Transfer(
+        Layout((n,), Mesh([0]), [Replicate()]), Layout((n,), Mesh([1, 2]), [Replicate()]), "complex128", "w"
+    )
+    for n in (2**58, 2**52)
+)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -90,6 +98,11 @@ def test_the_narrower_type_crosses_the_wire(dtype: str, other: str | None, wire:
         (
             lambda: plan(T, Topology.regular(3, 3)),
             r"got none for rank 3; the topology has 3 ranks in 1 domains",
+        ),
+        (lambda: plan(HUGE), r"fewer than 2\*\*62 bytes in all, got 9223372036854775808; plan a part"),
+        (
+            lambda: plan(LONG),
+            r"at most 4194304 rounds, got \d+ for \d+ bytes of one flow; give more staging_bytes",
         ),
         (
             lambda: plan([T, T]),

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from nccl_m2n import DisagreementError, LayoutError, Mesh, MpiTransport, Parameter, Refit, Shard, Topology
+from nccl_m2n import (
+    DisagreementError,
+    LayoutError,
+    Mesh,
+    MpiTransport,
+    Parameter,
+    Refit,
+    Shard,
+    Topology,
+    TransferTimeout,
+)
 from nccl_m2n.errors import M2nError
 from nccl_m2n.layout import Layout
 
@@ -88,7 +98,7 @@ def different(transport: MpiTransport) -> list[str]:
     wrong = []
     for kind, said, array in (
         (DisagreementError, "from rank 5", np.zeros((1, 3), dtype)),
-        (LayoutError, "rank 3: ", np.zeros((3, 1) if transport.rank == 3 else (1, 3))),
+        (LayoutError, "rank 3: ", np.zeros((2, 3) if transport.rank == 3 else (1, 3))),
     ):
         try:
             Refit(transport, [Parameter("w", rows, array)], [Parameter("w", rows, array.copy())])
@@ -132,14 +142,14 @@ def usable(transport: MpiTransport, refit: Refit | None = None) -> list[str]:
 
 # What one rank, rank 2, is given otherwise than all others, and what all ranks then say.
 OTHERWISE: dict[str, tuple[dict[str, Any], str]] = {
-    "whole=5": ({"whole": 5}, "rank 2: expected a sequence of patterns as whole, got 5"),
-    "whole='*'": ({"whole": "*"}, "rank 2: expected a sequence of patterns as whole, got '*'"),
-    "topology=5": ({"topology": 5}, "rank 2: expected a Topology as topology, got 5"),
-    "missing='x'": ({"missing": "x"}, "rank 2: expected a choice for missing out of error, skip, got 'x'"),
-    "method='x'": ({"method": "x"}, "rank 2: expected a method out of reshard"),
-    "staging_bytes=-1": ({"staging_bytes": -1}, "rank 2: expected a whole number"),
-    "chunk_bytes=nan": ({"chunk_bytes": float("nan")}, "rank 2: expected a whole number"),
-    "bucket_bytes=-5": ({"bucket_bytes": -5}, "rank 2: expected a whole number"),
+    "whole=5": ({"whole": 5}, "rank 2: expected "),
+    "whole='*'": ({"whole": "*"}, "rank 2: expected "),
+    "topology=5": ({"topology": 5}, "rank 2: expected "),
+    "missing='x'": ({"missing": "x"}, "rank 2: expected "),
+    "method='x'": ({"method": "x"}, "rank 2: expected "),
+    "staging_bytes=-1": ({"staging_bytes": -1}, "rank 2: expected "),
+    "chunk_bytes=nan": ({"chunk_bytes": float("nan")}, "rank 2: expected "),
+    "bucket_bytes=-5": ({"bucket_bytes": -5}, "rank 2: expected "),
     "cast='yes'": ({"cast": "yes"}, "rank 2: expected an element type"),
     "names=5": ({"names": 5}, "rank 2: expected names to be a mapping"),
     "load=5": ({"load": 5}, "rank 2: expected load to be a function"),
@@ -224,6 +234,56 @@ def loaders(transport: MpiTransport) -> list[str]:
     return wrong + ([] if got == [36, 36][: 2 * (transport.rank >= 4)] else [f"rank {transport.rank}: {got}"])
 
 
+def limits(transport: MpiTransport) -> list[str]:
+    """One rank has its bytes and does not come to stamp them: the others raise within the limit of `wait`."""
+    from mpi4py import MPI
+
+    own = MpiTransport(MPI.COMM_WORLD)  # it will be broken
+    refit, late = simple(own), transport.rank == 5
+    refit.run(version=1)
+    if late:
+        refit._subsets.all.moving.bound.wait(timeout=20)
+        time.sleep(2)
+    began = time.monotonic()
+    try:
+        refit.wait(timeout=1)
+        wrong = ["nothing was raised"]
+    except TransferTimeout as error:
+        took = time.monotonic() - began
+        wrong = [] if "version" in str(error) and 0.9 < took < 2 else [f"after {took:.1f} s: {error}"]
+    wrong += [] if refit.version is None else ["a version was stamped"]
+    transport.exchange({transport.rank: b""}, "come together again")
+    return [f"rank {transport.rank}: {each}" for each in wrong]
+
+
+def rebinds(transport: MpiTransport) -> list[str]:
+    """A destination sleeps and wakes with other arrays; one that does not fit on one rank is refused on all."""
+    rows = [Layout((8, 3), Mesh.arange((4,), start=at), [Shard(0)]) for at in (0, 4)]
+    side, wrong = int(transport.rank >= 4), []
+    source = [Parameter("w", rows[0], np.full((2, 3), transport.rank))]
+
+    def wake(shape: tuple[int, ...] = (2, 3)) -> list[Parameter]:
+        return [Parameter("w", rows[1], np.zeros(shape, int))] if side else []
+
+    arrays = wake()
+    with Refit(transport, [] if side else source, arrays) as refit:
+        for turn in range(3):
+            refit.release()
+            arrays = wake() if transport.rank != 6 else arrays  # rank 6 keeps its own
+            mine = arrays if side and transport.rank != 6 else None
+            refit.rebind(destination=mine)
+            for call in (lambda: refit.rebind(destination=wake((3, 2) if transport.rank == 5 else (2, 3))),
+                         lambda: refit.rebind(source=[] if transport.rank == 2 else None)):  # fmt: skip
+                wrong += raised(
+                    transport, "rank 5: " if call.__code__.co_consts.count(5) else "rank 2: ", call
+                )
+            refit.run(version=turn)
+            refit.wait(timeout=20)
+            wrong += [] if refit.version == turn and refit.verify() == [] else [f"{refit!r}"]
+            wrong += [] if not side or (arrays[0].array == transport.rank - 4).all() else [f"{arrays}"]
+    return [f"rank {transport.rank}: {each}" for each in wrong]
+
+
 def _cases() -> dict[str, Case]:
     pairs = [(f, s, d, 4, f"{s} to {d}, apart") for f, s, d in APART]
     pairs += [(f, SOURCES[s], DESTINATIONS[d], 0, f"{s} to {d}, together") for f, s, d in TOGETHER]
@@ -241,6 +301,8 @@ def _cases() -> dict[str, Case]:
         "subsets": subsets,
         "versions": versions,
         "loaders": loaders,
+        "limits": limits,
+        "rebinds": rebinds,
     }
 
 

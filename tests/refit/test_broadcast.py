@@ -186,6 +186,7 @@ def test_buckets() -> None:
         [3],
     ]
     assert fill_buckets([], 1024) == []
+    assert fill_buckets([tensor(0)], 1024) == [[tensor(0)]]
 
 
 def test_buckets_share_their_memory() -> None:
@@ -194,7 +195,7 @@ def test_buckets_share_their_memory() -> None:
     made = refit(
         have, whole([f"t{i}" for i in range(9)], EIGHT), load={r: Loader() for r in EIGHT}, bucket_bytes=1
     )
-    broadcast = made._all.broadcast
+    broadcast = made._subsets.all.moving.broadcast
     assert len(broadcast.bounds) == 9
     assert len({id(bound._executor._staging) for bound in broadcast.bounds}) == 1
     blocks = broadcast.bounds[0]._executor._staging._blocks

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nccl_m2n import LayoutError, LocalTransport, M2nError, Parameter, PlanError, Refit, TransportError
+from nccl_m2n import (
+    LayoutError,
+    LocalTransport,
+    M2nError,
+    Parameter,
+    PlanError,
+    Refit,
+    TransferTimeout,
+    TransportError,
+)
 
 from .sessions import Side, assert_holds, copies, holds, moved, needs, refit, sharded, together, values
 
@@ -148,7 +158,7 @@ def test_patterns_name_subsets() -> None:
         made.run(only=["*"])
         made.wait()
         assert made.verify() == []
-        assert len(made._subsets) == 2  # all of them are no subset
+        assert len(made._subsets._kept) == 2  # all of them are no subset
 
 
 @pytest.mark.parametrize("only", [[], (), ["w", "nothing"], "no*", 5, [5], [None], [["w"]]])
@@ -176,9 +186,148 @@ def test_subsets_take_turns_and_are_forgotten() -> None:
             made.wait()
             assert made.version == turn
             assert made.verify() == []
-        assert len(made._subsets) == 8
-        stagings = {id(s.bound._executor._staging) for s in [made._all, *made._subsets.values()]}
-        assert stagings == {id(made._staging)}
+        kept = list(made._subsets)
+        assert len(kept) == 9
+        assert len({id(subset.moving.bound._executor._staging) for subset in kept}) == 1
+
+
+def staged(made: Refit) -> int:
+    """Bytes of staging that this process holds."""
+    return sum(size for blocks in made._subsets._staging._blocks.values() for _, size, _ in blocks)
+
+
+def test_staging_does_not_grow_with_the_subsets() -> None:
+    """It is that of the subset that needs most, however many there are and in whatever order they come."""
+    names, source = [f"t{i}" for i in range(9)], sharded((64, 64), FOUR, 1)
+    have = together(*[holds(source, values((64, 64)) + i, name) for i, name in enumerate(names)])
+    wanted = together(*[needs(sharded((64, 64), EIGHT), name=name) for name in names])
+    with refit(have, wanted, staging_bytes=16 << 10) as made:
+        held = [staged(made)]
+        for turn in range(3):
+            for count in (1, 3, 9, 5, 2, 7):
+                made.run(only=[f"t{i}" for i in range(turn, turn + count) if i < 9])
+                made.wait()
+                held.append(staged(made))
+        assert made.verify() == []
+        assert 0 < max(held) <= 8 * (16 << 10)
+        assert all(len(blocks) <= 1 for blocks in made._subsets._staging._blocks.values())
+
+
+def test_a_larger_subset_takes_all_to_its_staging() -> None:
+    """The whole refit goes as full tensors; a subset that needs more staging than all: the old one is let go."""
+    have_, wanted = have("a", "b"), want("a", "b")
+    with refit(have_, wanted) as made:
+        made._subsets._staging_bytes = 0  # as if everything had needed none
+        before = made._subsets._staging
+        made.run(only="a")
+        made.wait()
+        assert made._subsets._staging is not before
+        assert made._subsets.all.moving is None
+        made.run()
+        made.wait()
+        assert made.verify() == []
+
+
+# --- Other arrays ---
+
+
+def test_release_lets_go_of_staging_until_the_next_run() -> None:
+    source, destination = sharded((64, 64), FOUR, 1), sharded((64, 64), EIGHT)
+    loaded: list[float] = []
+    wanted = together(needs(destination), {4: [Parameter("odd")]})
+    sides = together(holds(source, values((64, 64))), holds(source, values((64, 64)), "odd"))
+    with refit(sides, wanted, load={4: lambda name, tensor: loaded.append(tensor.sum())}) as made:
+        made.prepare("w")
+        blocks = [weakref.ref(b) for held in made._subsets._staging._blocks.values() for *_, b in held]
+        blocks += [weakref.ref(b) for held in _buffers(made) for *_, b in held]
+        assert len(blocks) > 8
+        made.release()
+        made.release()
+        assert {ref() for ref in blocks} == {None}
+        for turn in (1, 2):
+            made.run(version=turn)
+            made.wait()
+            assert made.version == turn and made.verify() == []
+        made.run(only="w")
+        made.release()  # ends the run
+        assert made.verify() == []
+    assert loaded == [values((64, 64)).sum()] * 2
+
+
+def _buffers(made: Refit) -> Any:
+    """The blocks that full tensors arrive in."""
+    moving = made._subsets.all.moving
+    assert moving is not None and moving.broadcast is not None
+    view = next(view for views in moving.broadcast._tensors[0].values() for view in views.values())
+    return view.owner._blocks.values()
+
+
+def test_an_engine_wakes_with_other_arrays() -> None:
+    first, second, sources = want("w", "v"), want("w", "v"), have("w", "v")
+    with refit(sources, first) as made:
+        made.run()
+        made.wait()
+        made.prepare("w")
+        gone = weakref.ref(first[4][0].array)
+        first.clear()
+        made.release()
+        made.rebind(destination=second)
+        gc.collect()
+        assert gone() is None
+        for only in (None, "w"):
+            made.run(only=only)
+            made.wait()
+        assert made.verify() == []
+        assert_holds(second, DESTINATION, FULL)
+        other = together(holds(SOURCE, FULL - 7, "w"), holds(SOURCE, FULL - 6, "v"))
+        made.rebind(other)
+        made.run()
+        made.wait()
+        assert_holds(second, DESTINATION, FULL - 7)
+        assert_holds(second, DESTINATION, FULL - 6, "v")
+
+
+def test_full_tensors_come_from_the_new_arrays() -> None:
+    loader: dict[str, Any] = {}
+    wanted, second = want("w"), want("w")
+    with refit(
+        have("w", "odd"),
+        together(wanted, {4: [Parameter("odd")]}),
+        load={4: lambda name, tensor: loader.update({name: tensor.copy()})},
+        whole=["w"],
+    ) as made:
+        made.rebind(have("odd", "w"), together(second, {4: [Parameter("odd")]}))
+        made.run()
+        made.wait()
+    assert np.array_equal(loader["odd"], FULL)
+    assert_holds(second, DESTINATION, FULL + 1)
+    assert not any(p.array.any() for side in wanted.values() for p in side)
+
+
+def test_what_cannot_be_rebound_leaves_everything_as_it_was() -> None:
+    wanted = want("w", "v")
+    flat = {
+        r: [Parameter("w", sharded((24,), EIGHT), np.zeros(6, int)), p[1]] for r, p in want("w", "v").items()
+    }
+    short = {r: [Parameter("w", DESTINATION, np.zeros((3, 2), int)), p[1]] for r, p in want("w", "v").items()}
+    with refit(have("w", "v"), wanted) as made:
+        for side, said in (
+            (
+                want("w"),
+                "'v', destination side: expected it as it was declared at construction, .*got nothing",
+            ),
+            (want("w", "v", "x"), "'x', destination side: .*not at all"),
+            (room(np.float32, "w", "v"), "'w', destination side: .*int64.*got float32"),
+            (flat, "'w', destination side: "),
+            (short, r"expected local shape \(2, 3\)"),
+            ({0: 5}, "parameters"),
+        ):
+            with pytest.raises(LayoutError, match=said):
+                made.rebind(destination=side)  # type: ignore[arg-type]
+            made.run()
+            made.wait()
+            assert made.verify() == []
+        assert_holds(wanted, DESTINATION, FULL)
 
 
 # --- After close ---
@@ -191,6 +340,8 @@ CALLS: dict[str, Callable[[Refit], Any]] = {
     "prepare a subset": lambda made: made.prepare(["w"]),
     "capture": lambda made: made.capture(),
     "verify": lambda made: made.verify(),
+    "rebind": lambda made: made.rebind(),
+    "release": lambda made: made.release(),
 }
 
 
@@ -290,6 +441,46 @@ def test_a_version_that_is_no_number() -> None:
             made.wait(timeout)  # type: ignore[arg-type]
 
 
+class Late(LocalTransport):
+    """A peer that does not come to one exchange: whoever waits for it does so until the limit."""
+
+    def __init__(self, purpose: str) -> None:
+        super().__init__(8)
+        self.purpose = purpose
+
+    def exchange(self, messages: Any, purpose: str = "", limit: float | None = None) -> list[bytes]:
+        self.late = purpose == self.purpose
+        return super().exchange(messages, purpose, limit)
+
+    def _gather(self, messages: Any, deadline: float) -> list[bytes]:
+        if not self.late:
+            return super()._gather(messages, deadline)
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        raise TransferTimeout("nothing from rank 3")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_wait_keeps_its_limit_whatever_it_does(seconds: float) -> None:
+    """In the exchange of the version, and after a loader that took all of it."""
+    loaded: list[str] = []
+
+    def load(name: str, tensor: Any) -> None:
+        loaded.append(name)
+        time.sleep(seconds)
+
+    for wanted in (want("w"), {4: [Parameter("w")]}):
+        made = Refit(Late("refit: version"), have("w"), wanted, load={4: load})
+        made.run(version=1)
+        began = time.monotonic()
+        with pytest.raises(TransferTimeout, match="refit: version.* took longer than .*nothing from rank 3"):
+            made.wait(timeout=seconds)
+        assert time.monotonic() - began < 2 * seconds + 1.0
+        assert made.version is None
+        with pytest.raises(TransportError, match="refit: version"):  # the transport is broken
+            made.run()
+    assert loaded == ["w"]
+
+
 def test_one_rank_gives_its_own() -> None:
     array = np.zeros(6, int)
     one = copies((6,), 0)
@@ -302,3 +493,24 @@ def test_one_rank_gives_its_own() -> None:
 def test_a_plan_error_leaves_nothing_behind() -> None:
     with pytest.raises(PlanError):
         refit(have("w"), needs(sharded((8, 4), EIGHT)))
+
+
+def test_an_array_that_is_none_is_told_by_its_name() -> None:
+    for array in (5, "w", [[1, 2]], np.zeros((2, 3), ">i8"), np.array([{}])):
+        with pytest.raises(LayoutError, match="rank 2: parameter 'w': expected"):
+            refit({**have("w"), 2: [Parameter("w", SOURCE, array)]}, want("w"))
+
+
+def test_without_a_transport() -> None:
+    with pytest.raises(TransportError, match="expected a Transport as the transport of a refit, got None"):
+        Refit(None, have("w"), want("w"))  # type: ignore[arg-type]
+
+
+def test_arrays_that_are_skipped_are_not_kept() -> None:
+    sides = have("w", "odd")
+    gone = [weakref.ref(held[1].array) for held in sides.values()]
+    made = refit(sides, want("w"), missing="skip")
+    sides.clear()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 4
+    made.close()

@@ -273,14 +273,20 @@ def test_bad_rules_are_named(tmp_path: Path) -> None:
         with pytest.raises(CommandError, match=re.escape(message)):
             layouts(manifest, Parallelism(tp=2), rules)
     for entry, message in [
-        ({"tp": 0}, "is no rule; a rule has a pattern"),
-        ({"pattern": "*", "dim": 0}, "is no rule"),
-        ({"pattern": "*", "stage": "middle"}, "stage='middle', expected one of first, last, tied, all"),
-        ({"pattern": "*", "ep": "all"}, "ep='all', expected a dimension or 'name'"),
-        ({"pattern": "*", "tp": "0"}, "tp='0', expected int or NoneType"),
-        ({"pattern": "*", "tp": True}, "tp=True, expected int"),
-        ({"pattern": ["*"]}, "pattern=['*'], expected str"),
-        ({"pattern": "*", "segments": [2, 2]}, "segments=(2, 2), expected a tp dimension"),
+        ({"tp": 0}, "expected a rule, with a pattern and any of"),
+        ({"pattern": "*", "dim": 0}, "expected a rule, with a pattern"),
+        (
+            {"pattern": "*", "stage": "middle"},
+            "expected one of first, last, tied, all as stage, got 'middle'",
+        ),
+        ({"pattern": "*", "ep": "all"}, "expected a dimension or 'name' as ep, got 'all'"),
+        ({"pattern": "*", "tp": "0"}, "expected int or NoneType as tp, got '0'"),
+        ({"pattern": "*", "tp": True}, "as tp, got True"),
+        ({"pattern": ["*"]}, "expected str as pattern, got ['*']"),
+        (
+            {"pattern": "*", "segments": [2, 2]},
+            "expected a tp dimension, and units only as their first factors as segments, got (2, 2)",
+        ),
     ]:
         with pytest.raises(CommandError, match=re.escape(message)):
             load_rules([entry])

@@ -127,5 +127,7 @@ def test_megatron_refuses_what_it_does_not_know() -> None:
     norm = {"decoder.layers.0.input_layernorm.weight": np.zeros(24)}
     with pytest.raises(CommandError, match=r"layers\.0\..*is on other ranks"):
         megatron(manifest, Parallelism(pp=2), 1, norm, layers=[0, 1])
-    with pytest.raises(CommandError, match="rank 2 is not of this side, whose ranks are 0 to 1"):
+    with pytest.raises(
+        CommandError, match="expected a whole number from 0 to 1 as a rank of this side, got 2"
+    ):
         megatron(manifest, Parallelism(pp=2), 2, state)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_m2n.execution.delta.chunks import Chunks
-from nccl_m2n.execution.delta.entries import Sizes
+from nccl_m2n.planning.delta import Chunks
+from nccl_m2n.planning.delta_sizes import Sizes
 from nccl_m2n.typing import Ints
 
 

@@ -4,7 +4,7 @@
 // Compiled behind copy_parts.cu, whose number formats it uses. A block of threads takes a tile of one chunk,
 // each thread EACH units of it that follow each other.
 
-#define CHANGE_TILE 4096  // units; also in entries.py
+#define CHANGE_TILE 4096  // units; also in delta_sizes.py
 #define EACH 16           // units a thread
 #define THREADS (CHANGE_TILE / EACH)
 #define SECTION 16        // bytes; sections of a form start at multiples of it

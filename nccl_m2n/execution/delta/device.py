@@ -15,13 +15,12 @@ import numpy as np
 
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.execution.delta.changes import Changes
-from nccl_m2n.execution.delta.chunks import Chunks
 from nccl_m2n.execution.delta.device_rank import DeviceRank
-from nccl_m2n.execution.delta.wide import WideRun
 from nccl_m2n.execution.device import callers_streams, device_kept
 from nccl_m2n.execution.lower import Task, Wire
 from nccl_m2n.planning import Plan
-from nccl_m2n.transport.nccl import NcclTransport
+from nccl_m2n.planning.delta import Chunks, WideRun
+from nccl_m2n.transport.base import DeviceTransport
 from nccl_m2n.typing import Ints, Stream
 
 
@@ -38,7 +37,7 @@ class DeltaDeviceExecutor:
 
     def __init__(
         self,
-        transport: NcclTransport,
+        transport: DeviceTransport,
         plan: Plan,
         tasks: Mapping[int, Task],
         wire: Wire,

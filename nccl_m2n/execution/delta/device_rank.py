@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from nccl_m2n.execution.delta.chunks import Chunks
-from nccl_m2n.execution.delta.entries import ALIGN
 from nccl_m2n.execution.delta.kernels import ArrivalTables, OutgoingTables
-from nccl_m2n.execution.delta.wide import WideProgram, WideRun
+from nccl_m2n.execution.delta.wide import WideProgram
 from nccl_m2n.execution.kernels import CopyTables
 from nccl_m2n.execution.lower import ArrayTable, Wire, arrange, launches, local_copies
 from nccl_m2n.layout.intervals import offsets
+from nccl_m2n.planning.delta import Chunks, WideRun
+from nccl_m2n.planning.delta_sizes import SECTION
 from nccl_m2n.planning.program import Program
-from nccl_m2n.transport.base import DeviceBuffer, Message
+from nccl_m2n.transport.base import DeviceBuffer, DeviceTransport, Message
 from nccl_m2n.transport.gpu import import_cupy
-from nccl_m2n.transport.nccl import NcclTransport
 from nccl_m2n.typing import Bools, Bytes, Ints, Stream
 
 SLOT_ALIGNMENT = 256  # bytes
@@ -26,7 +25,7 @@ class DeviceRank:
 
     def __init__(
         self,
-        transport: NcclTransport,
+        transport: DeviceTransport,
         chunks: Chunks,
         slots: tuple[Ints, Ints],
         most: int,
@@ -80,7 +79,7 @@ class DeviceRank:
         self._scratch = self._staging.ptr
         send = self._scratch + pack
         self._slot_at = [send, send + 2 * self._slot_bytes[0]]
-        nbytes = -(-self.program.chunks["bytes"][self._outgoing] // ALIGN) * ALIGN
+        nbytes = -(-self.program.chunks["bytes"][self._outgoing] // SECTION) * SECTION
         self._base = offsets(nbytes)
         self.baseline_bytes = int(nbytes.sum())
         take = cupy.cuda.alloc_pinned_memory if host_baseline else cupy.cuda.alloc

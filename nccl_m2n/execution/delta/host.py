@@ -17,14 +17,15 @@ import numpy as np
 
 from nccl_m2n.errors import TransportError
 from nccl_m2n.execution.delta.changes import Changes
-from nccl_m2n.execution.delta.chunks import Chunks
-from nccl_m2n.execution.delta.entries import ALIGN, DENSE, changed_units, decode, encode
+from nccl_m2n.execution.delta.entries import changed_units, decode, encode
 from nccl_m2n.execution.delta.scatter import Scatter
-from nccl_m2n.execution.delta.wide import WideProgram, WideRun
+from nccl_m2n.execution.delta.wide import WideProgram
 from nccl_m2n.execution.host import launch_copies, launch_moves
 from nccl_m2n.execution.lower import ArrayTable, Lowered, Task, Wire, arrange, launches, local_copies
 from nccl_m2n.layout.intervals import offsets
 from nccl_m2n.planning import Plan
+from nccl_m2n.planning.delta import Chunks, WideRun
+from nccl_m2n.planning.delta_sizes import DENSE, SECTION
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.base import Message, Transport
 from nccl_m2n.typing import Bools, Bytes, Ints, Stream
@@ -145,7 +146,7 @@ class _Rank:
         self._bytes, self._unit = table["bytes"], chunks.unit[self._number]
         outgoing = np.flatnonzero(~table["received"])
         self._outgoing = outgoing[np.argsort(self._number[outgoing])]  # as all ranks count them
-        padded = -(-self._bytes[self._outgoing] // ALIGN) * ALIGN
+        padded = -(-self._bytes[self._outgoing] // SECTION) * SECTION
         self._base = np.zeros(len(table), np.int64)
         self._base[self._outgoing] = offsets(padded)
         self.baseline: Bytes = np.zeros(int(padded.sum()), np.uint8)

@@ -8,9 +8,9 @@ from importlib.resources import files
 
 import numpy as np
 
-from nccl_m2n.execution.delta.entries import TILE
 from nccl_m2n.execution.lower import ArrayTable, Wire
 from nccl_m2n.layout.intervals import offsets
+from nccl_m2n.planning.delta_sizes import TILE
 from nccl_m2n.planning.program import Program
 from nccl_m2n.transport.gpu import import_cupy
 from nccl_m2n.typing import Array, Bools, Ints, Stream

@@ -8,32 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from nccl_m2n.execution.delta.chunks import Chunks
-from nccl_m2n.execution.delta.entries import Sizes
 from nccl_m2n.layout.intervals import offsets, opens
+from nccl_m2n.planning.delta import WideRun
 from nccl_m2n.planning.program import Program
 from nccl_m2n.typing import Bools, Ints
-
-
-@dataclass(frozen=True)
-class WideRun:
-    """What all ranks know of one run."""
-
-    chunks: Chunks
-    entries: Ints  # (chunks,) how many units changed
-    sizes: Sizes
-    wide: Ints  # (rounds,) the wide round in which the chunks of each round start
-
-    @classmethod
-    def of(cls, chunks: Chunks, entries: Ints, slots: tuple[Ints, Ints]) -> WideRun:
-        """Size every chunk, and choose the wide rounds."""
-        sizes = chunks.sizes(entries)
-        return cls(chunks, entries, sizes, chunks.wide_rounds(sizes.nbytes, slots))
-
-    @property
-    def rounds(self) -> int:
-        """All wide rounds: those in which first hops start, and those until the last hop."""
-        return int(self.wide[-1]) + 1 + self.chunks.depth if len(self.wide) else 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.config import Config
 from nccl_m2n.models.families import closest
-from nccl_m2n.models.manifest import Manifest
+from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.sharding.families import dense, experts, hybrid, older, vision
 from nccl_m2n.sharding.rules import Rule
 
@@ -29,6 +29,7 @@ def rules_for(manifest: Manifest, unknown: bool = False) -> tuple[Rule, ...]:
     Raises:
         CommandError: If neither is known.
     """
+    as_manifest(manifest)
     family = Config(manifest.config or {}, manifest.label or "the model").family
     if family in RULES:
         return RULES[family]

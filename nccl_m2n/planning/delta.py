@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.dtypes import element_unit
-from nccl_m2n.execution.delta.entries import ALIGN, Sizes, wire_sizes
 from nccl_m2n.layout.intervals import expand, offsets
-from nccl_m2n.planning import Plan
+from nccl_m2n.planning.delta_sizes import SECTION, Sizes, wire_sizes
+from nccl_m2n.planning.plans import Plan
 from nccl_m2n.planning.rounds import chunk_table
 from nccl_m2n.typing import Bools, Ints
 
@@ -39,6 +39,7 @@ class Chunks:
     whole: Bools  # (chunks,) goes as it is: elements that are cast are larger than its unit
     first: Ints  # (flows,) number of each flow's first chunk
     hop_chunk: Ints  # (hops of chunks,)
+    hop_source: Ints
     hop_destination: Ints
     hop_depth: Ints
     hop_network: Bools
@@ -63,6 +64,7 @@ class Chunks:
             whole,
             first,
             first[hops["flow"][hop]] + k,
+            hops["source"][hop],
             hops["destination"][hop],
             hops["depth"][hop],
             hops["network"][hop],
@@ -93,7 +95,7 @@ class Chunks:
         """
         count = int(wide.max(initial=-1)) + 1 + self.depth
         at = wide[self.start]
-        padded = -(-nbytes // ALIGN) * ALIGN
+        padded = -(-nbytes // SECTION) * SECTION
         packed = np.bincount(self.sender * count + at, padded, self.world * count)
         moved = self.hop_destination * count + at[self.hop_chunk] + self.hop_depth
         received = np.bincount(moved, padded[self.hop_chunk], self.world * count)
@@ -120,6 +122,27 @@ class Chunks:
         """(ranks,) The slots that the plan's own rounds need, for what is packed and for what is received."""
         loads = self.loads(np.arange(self.rounds), self.nbytes)
         return loads[0].max(axis=1, initial=0), loads[1].max(axis=1, initial=0)
+
+
+@dataclass(frozen=True)
+class WideRun:
+    """What all ranks know of one run."""
+
+    chunks: Chunks
+    entries: Ints  # (chunks,) how many units changed
+    sizes: Sizes
+    wide: Ints  # (rounds,) the wide round in which the chunks of each round start
+
+    @classmethod
+    def of(cls, chunks: Chunks, entries: Ints, slots: tuple[Ints, Ints]) -> WideRun:
+        """Size every chunk, and choose the wide rounds."""
+        sizes = chunks.sizes(entries)
+        return cls(chunks, entries, sizes, chunks.wide_rounds(sizes.nbytes, slots))
+
+    @property
+    def rounds(self) -> int:
+        """All wide rounds: those in which first hops start, and those until the last hop."""
+        return int(self.wide[-1]) + 1 + self.chunks.depth if len(self.wide) else 0
 
 
 def _units(plan: Plan, bundle: Ints, lo: Ints, hi: Ints) -> tuple[Ints, Bools]:
