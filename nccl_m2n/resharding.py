@@ -99,7 +99,9 @@ class _Look:
     The arrays are told by their places, dtypes and shapes, which is all that a binding knows of them.
     """
 
-    layouts: tuple[tuple[Mesh, str], ...]  # of both sides, the placements as they were given
+    layouts: tuple[
+        tuple[Mesh, tuple[str, ...], tuple[int, ...] | None], ...
+    ]  # of both sides, as they were given
     shapes: tuple[tuple[int, ...], ...]  # global ones, as the arrays and the caller tell them
     dtypes: tuple[tuple[str, ...], ...]  # of both sides, likewise
     topology: Topology
@@ -130,12 +132,12 @@ class _Side:
             )
         array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
         view = None if array is None else self._seen(array)
-        local = [] if view is None else [view.shape]
-        local += [] if self.local_shape is None else [as_shape(self.local_shape)]
+        told = None if self.local_shape is None else as_shape(self.local_shape)
+        local = [shape for shape in (None if view is None else view.shape, told) if shape is not None]
         shapes = [_inferred(shape, mesh, placements) for shape in local] if wanted is None else []
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
-        return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
+        return (mesh, tuple(map(repr, placements)), told), shapes, tuple(dtypes), view
 
     def _seen(self, array: Array) -> ArrayView:
         try:

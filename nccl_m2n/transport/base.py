@@ -57,7 +57,7 @@ class PreparedRound(ABC):
     """
 
     @abstractmethod
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Mapping[int, int] | None = None) -> None:
         """Start all messages. On a device this enqueues one group and returns at once.
 
         Args:

@@ -180,8 +180,9 @@ class MpiTransport(Transport):
             if polls < EAGER_POLLS and not late:
                 os.sched_yield()
                 continue
-            roll = roll or RollCall(self._comm, self._tags, self.exchanges, peers, deadline)
-            roll.look()
+            if late or pause == longest:  # it takes long: others may want to know who is there
+                roll = roll or RollCall(self._comm, self._tags, self.exchanges, peers, deadline)
+                roll.look()
             if late:
                 return roll
             time.sleep(pause)

@@ -59,7 +59,7 @@ class NcclTransport(DeviceTransport):
         exchange: Callable[[bytes], list[bytes]] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        address, limit = address_of(communicator), limit_seconds(timeout, endless=False) or 0.0
+        address, limit = address_of(communicator), limit_seconds(timeout, endless=False)
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
@@ -110,7 +110,7 @@ class NcclTransport(DeviceTransport):
             devices: GPUs, or how many; all that are visible by default.
             timeout: Seconds that start-up may take.
         """
-        bindings, limit = nccl_bindings(), limit_seconds(timeout, endless=False) or 0.0
+        bindings, limit = nccl_bindings(), limit_seconds(timeout, endless=False)
         if devices is None:
             devices = device_count()
         chosen = list(range(devices)) if isinstance(devices, int) else [int(d) for d in devices]
