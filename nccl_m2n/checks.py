@@ -36,7 +36,7 @@ def shown(value: object) -> str:
 
 
 def whole_number(
-    value: Any,
+    value: object,
     what: str,
     *,
     least: int | None = None,
@@ -55,7 +55,7 @@ def whole_number(
         hint: What to do instead, for the error.
     """
     try:
-        made = None if isinstance(value, bool | np.bool_) else int(index(value))
+        made = None if isinstance(value, bool | np.bool_) else int(index(value))  # type: ignore[arg-type]  # that is what is tried
     except TypeError:
         made = None
     low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
@@ -67,7 +67,7 @@ def whole_number(
 
 
 def whole_numbers(
-    values: Any,
+    values: object,
     what: str,
     *,
     least: int | None = None,
@@ -85,38 +85,42 @@ def whole_numbers(
         ) from None
 
 
-def rank_number(value: Any, what: str = "rank", *, error: type[M2nError] = LayoutError) -> int:
+def rank_number(value: object, what: str = "rank", *, error: type[M2nError] = LayoutError) -> int:
     """A rank as a plain int."""
     if type(value) is int and 0 <= value < MAX_RANKS:
         return value
     return whole_number(value, what, least=0, most=MAX_RANKS - 1, error=error)
 
 
-def byte_count(value: Any, what: str, *, least: int = 1, error: type[M2nError] = PlanError) -> int:
+def byte_count(value: object, what: str, *, least: int = 1, error: type[M2nError] = PlanError) -> int:
     """A number of bytes as a plain int."""
     return whole_number(value, what, least=least, most=MAX_WHOLE, error=error)
 
 
 def real_number(
-    value: Any, what: str, *, zero: bool = False, error: type[M2nError] = PlanError, hint: str = ""
+    value: object, what: str, *, zero: bool = False, error: type[M2nError] = PlanError, hint: str = ""
 ) -> float:
     """A finite number above 0 (or of 0, too) as a float."""
     number = isinstance(value, Real) and not isinstance(value, bool | np.bool_)
-    if not number or not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+    try:
+        made = float(value) if number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        made = math.inf
+    if not math.isfinite(made) or made < 0 or (made == 0 and not zero):
         span = "0 or more" if zero else "more than 0"
         raise error(f"expected a {what} of {span}, got {shown(value)}" + _tail(hint))
-    return float(value)
+    return made
 
 
 @overload
-def limit_seconds(value: Any, what: str = ..., *, endless: Literal[False]) -> float: ...
+def limit_seconds(value: object, what: str = ..., *, endless: Literal[False]) -> float: ...
 
 
 @overload
-def limit_seconds(value: Any, what: str = ..., *, endless: bool = ...) -> float | None: ...
+def limit_seconds(value: object, what: str = ..., *, endless: bool = ...) -> float | None: ...
 
 
-def limit_seconds(value: Any, what: str = "timeout", *, endless: bool = True) -> float | None:
+def limit_seconds(value: object, what: str = "timeout", *, endless: bool = True) -> float | None:
     """A time limit in seconds; None, where it may be `endless`, for none."""
     if value is None and endless:
         return None
@@ -124,21 +128,21 @@ def limit_seconds(value: Any, what: str = "timeout", *, endless: bool = True) ->
     return real_number(value, f"{what} in seconds", zero=True, error=TransportError, hint=hint)
 
 
-def choice(value: Any, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
+def choice(value: object, what: str, allowed: Sequence[str], *, error: type[M2nError] = PlanError) -> str:
     """One of some texts."""
     if not isinstance(value, str) or value not in allowed:
         raise error(f"expected one of {', '.join(allowed)} as {what}, got {shown(value)}")
     return value
 
 
-def plain_text(value: Any, what: str, *, error: type[M2nError] = LayoutError) -> str:
+def plain_text(value: object, what: str, *, error: type[M2nError] = LayoutError) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
         raise error(f"expected a text as {what}, got {shown(value)}")
     return value
 
 
-def truth(value: Any, what: str, *, error: type[M2nError] = LayoutError) -> bool:
+def truth(value: object, what: str, *, error: type[M2nError] = LayoutError) -> bool:
     """True or False, not what merely counts as one."""
     if not isinstance(value, bool | np.bool_):
         raise error(f"expected True or False as {what}, got {shown(value)}")
@@ -146,7 +150,7 @@ def truth(value: Any, what: str, *, error: type[M2nError] = LayoutError) -> bool
 
 
 def made_by(
-    value: Any, kind: type[Kind], what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+    value: object, kind: type[Kind], what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
 ) -> Kind:
     """An object of one of this package's classes."""
     if not isinstance(value, kind):
@@ -158,7 +162,7 @@ def made_by(
 
 
 def several(
-    values: Any, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+    values: object, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
 ) -> tuple[Any, ...]:
     """The entries of a sequence; a text is none, nor is a set or a mapping, whose order says nothing."""
     if isinstance(values, UNORDERED) or not isinstance(values, Iterable):
@@ -177,7 +181,7 @@ def _tail(hint: str) -> str:
 
 
 def table_of(
-    values: Any, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
+    values: object, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
 ) -> Mapping[Any, Any]:
     """A mapping."""
     if not isinstance(values, Mapping):

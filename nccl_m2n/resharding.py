@@ -26,25 +26,25 @@ from nccl_m2n.planning.planner import cached_plan
 from nccl_m2n.planning.topology import as_topology
 from nccl_m2n.transport.agree import together
 from nccl_m2n.transport.base import Transport
-from nccl_m2n.typing import Array
+from nccl_m2n.typing import Array, Communicator, DType, Stream
 
 NAME = "tensor"
 
 
 def reshard(
-    src: Any,
-    dst: Any,
-    comm: Any,
-    stream: Any = None,
+    src: Array,
+    dst: Array,
+    comm: Communicator,
+    stream: Stream = None,
     *,
-    src_mesh: Any,
-    src_placements: Sequence[Any],
-    dst_mesh: Any,
-    dst_placements: Sequence[Any],
+    src_mesh: object,
+    src_placements: Sequence[object],
+    dst_mesh: object,
+    dst_placements: Sequence[object],
     src_local_shape: Sequence[int] | None = None,
-    src_dtype: Any = None,
+    src_dtype: DType = None,
     dst_local_shape: Sequence[int] | None = None,
-    dst_dtype: Any = None,
+    dst_dtype: DType = None,
     global_shape: Sequence[int] | None = None,
     topology: Topology | None = None,
 ) -> None:
@@ -99,7 +99,9 @@ class _Look:
     The arrays are told by their places, dtypes and shapes, which is all that a binding knows of them.
     """
 
-    layouts: tuple[tuple[Mesh, str], ...]  # of both sides, the placements as they were given
+    layouts: tuple[
+        tuple[Mesh, tuple[str, ...], tuple[int, ...] | None], ...
+    ]  # of both sides, as they were given
     shapes: tuple[tuple[int, ...], ...]  # global ones, as the arrays and the caller tell them
     dtypes: tuple[tuple[str, ...], ...]  # of both sides, likewise
     topology: Topology
@@ -114,13 +116,13 @@ def _memory_of(transport: Transport) -> Bindings:
 @dataclass(frozen=True)
 class _Side:
     name: str
-    given: Any
-    mesh_like: Any
-    placements: Any
-    local_shape: Any
-    dtype: Any
+    given: Array
+    mesh_like: object
+    placements: Sequence[object]
+    local_shape: Sequence[int] | None
+    dtype: DType
 
-    def look(self, transport: Transport, rank: int, wanted: Any) -> tuple[Any, ...]:
+    def look(self, transport: Transport, rank: int, wanted: tuple[int, ...] | None) -> tuple[Any, ...]:
         """What `rank` says of this side: layout, global shapes, dtypes and where its array is."""
         mesh = as_mesh(self.mesh_like)
         placements = several(self.placements, f"{self.name} placements", hint="such as [Shard(0)]")
@@ -130,12 +132,12 @@ class _Side:
             )
         array = by_rank({NAME: self.given}, transport.local_ranks, self.name)[rank].get(NAME)
         view = None if array is None else self._seen(array)
-        local = [] if view is None else [view.shape]
-        local += [] if self.local_shape is None else [as_shape(self.local_shape)]
+        told = None if self.local_shape is None else as_shape(self.local_shape)
+        local = [shape for shape in (None if view is None else view.shape, told) if shape is not None]
         shapes = [_inferred(shape, mesh, placements) for shape in local] if wanted is None else []
         dtypes = [] if view is None else [view.dtype]
         dtypes += [] if self.dtype is None else [dtype_name(self.dtype)]
-        return (mesh, tuple(map(repr, placements))), shapes, tuple(dtypes), view
+        return (mesh, tuple(map(repr, placements)), told), shapes, tuple(dtypes), view
 
     def _seen(self, array: Array) -> ArrayView:
         try:
@@ -153,7 +155,7 @@ class _Side:
         return made
 
 
-def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[Any]) -> tuple[int, ...]:
+def _inferred(local: Sequence[int], mesh: Mesh, placements: Sequence[object]) -> tuple[int, ...]:
     """The global shape, if all shards are as large as `local`."""
     shape = list(local)
     for size, given in zip(mesh.shape, placements, strict=True):
@@ -175,8 +177,8 @@ class _Call:
         transport: Transport,
         memory: Bindings,
         sides: Sequence[_Side],
-        global_shape: Any,
-        topology: Any,
+        global_shape: Sequence[int] | None,
+        topology: Topology | None,
     ) -> None:
         self._transport, self._memory, self._sides = transport, memory, sides
         domains = memory.domains(
@@ -253,7 +255,13 @@ class _Call:
         return {NAME: {rank: view for rank, view in views.items() if view is not None}}
 
 
-def _look(transport: Transport, sides: Sequence[_Side], global_shape: Any, topology: Any, rank: int) -> _Look:
+def _look(
+    transport: Transport,
+    sides: Sequence[_Side],
+    global_shape: Sequence[int] | None,
+    topology: Topology | None,
+    rank: int,
+) -> _Look:
     """What one rank knows of the problem, checked as far as one rank can."""
     wanted = None if global_shape is None else as_shape(global_shape)
     told = [side.look(transport, rank, wanted) for side in sides]

@@ -52,8 +52,8 @@ COUNT = FROM_0 | also(0)
 RANK = FROM_0 | also(2**63, 10**10)
 RANKS = also(None, 5, "01", [0.5], [-1], [2**63], [0, 10**10], [True, False], ["a"], [None])
 BYTES = COUNT | also(2**70)
-SPEED = NO_NUMBER | also(-1, 0, INFINITE, True)
-SECONDS = also("1", [1], NAN, INFINITE, -1, True)
+SPEED = NO_NUMBER | also(-1, 0, INFINITE, True, 10**400)
+SECONDS = also("1", [1], NAN, INFINITE, -1, True, 10**400)
 LIMIT = SECONDS | also(None)
 SHAPE = also(None, 5, "44", (4.7, 4), (4, -1), (True, 4), [None, 4], (2**70, 4), {4, 8})
 FLAG = also(None, 1, 0, "yes", [])
@@ -505,6 +505,14 @@ REFIT = [
         },
     ),
     Public("Refit, transport", refit, T, dict, {"transport": THING}),
+    Public("Refit.capture", lambda **k: refit().capture(**k), L, dict, {"only": also(5, ["x"], [5])}),
+    Public(
+        "Refit.rebind",
+        lambda **k: refit().rebind(**k),
+        L,
+        lambda: {"source": parameters(0)},
+        {"source": DECLARATION.but(None), "destination": DECLARATION.but(None)},
+    ),
     Public(
         "Refit.prepare",
         lambda **k: refit().prepare(**k),
@@ -540,7 +548,18 @@ STORAGE = {
     "manifest": THING, "parallelism": THING, "rank": RANK | also(2), "start_rank": RANK, "arrays": MAPPING,
     "rules": also(5, "*", [5], [None], RULE), "skip": also(None, 5, "*", [5]), "whole_side": FLAG,
 }  # fmt: skip
+PATH = also(None, 5, b"x", "", ["x"], "/no/such/file")
+CONFIG = also(None, 5, [], "/no/config.json")
 MODELS = [
+    Public("Manifest.load", models.Manifest.load, C, given(source="Llama-3.1-8B"), {"source": PATH}),
+    Public("Manifest.from_file", models.Manifest.from_file, C, dict, {"path": PATH}),
+    Public("Manifest.from_config", models.Manifest.from_config, C, dict, {"config": CONFIG}),
+    Public(
+        "Parallelism.experts", PARALLEL.experts, C, given(stage=0), {"stage": RANK | also(1), "start": RANK}
+    ),
+    Public(
+        "Parallelism.require", PARALLEL.require, C, given(ranks=2, side="source"), {"ranks": COUNT | also(1)}
+    ),
     Public(
         "TensorInfo",
         models.TensorInfo,
@@ -692,4 +711,29 @@ def _world() -> Any:
 
 
 TABLE = [*LAYOUTS, *PLANNING, *RUNNING, *REFIT, *MODELS]
-NEEDS_DEVICE = {"NcclTransport"}
+NO_CALL_IN_ORDER = {"NcclTransport", "Manifest.from_file", "Manifest.from_config"}  # here
+
+# Not tried here: what only planning itself makes or calls, what needs GPUs or several processes, and what
+# `Transport` asks of transports.
+_METHODS = ("join", "prepare", "exchange", "abort", "wait", "gather", "communicator", "connect", "from_mpi", "init_all",
+            "from_environment")  # fmt: skip
+_TRANSPORTS = ("LocalTransport", "MpiTransport", "NcclTransport", "SocketTransport")
+_PLACEMENTS = ("Placement", "Replicate", "Shard", "StridedShard")
+ELSEWHERE = {
+    *(f"{transport}.{method}" for transport in _TRANSPORTS for method in _METHODS),
+    *(
+        f"{placement}.{method}"
+        for placement in _PLACEMENTS
+        for method in ("check", "ranges", "read", "from_dtensor")
+    ),
+    *(
+        "Placement",
+        "SocketTransport",
+        "Layout.read",
+        "Layout.locate",
+        "Plan",
+        "Plan.of",
+        "Timeline",
+        "Report",
+    ),
+}

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nccl_m2n.checks import shown
 from nccl_m2n.dtypes import cast_number, item_size
 from nccl_m2n.errors import PlanError, TransportError
-from nccl_m2n.execution.bound import Bound, Executor
+from nccl_m2n.execution.bound import Bound, Executor, checked_delta
 from nccl_m2n.execution.delta.host import DeltaHostExecutor
 from nccl_m2n.execution.factored import align_factors, split_factored
 from nccl_m2n.execution.given import SIDES, Given, GivenArrays, by_rank, refuse_overlaps
@@ -98,8 +97,7 @@ def _prepare(
     executors: list[Executor] = []
 
     def share(rank: int) -> None:
-        if delta not in (False, True, "host"):
-            raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
+        checked_delta(delta)
         _check_world(plan, transport)
         task, views = _task(plan, kinds, rank, [side[rank] for side in given()], gpu_of(transport, rank))
         refuse_overlaps(plan.transfers, {rank: task})

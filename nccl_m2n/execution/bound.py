@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from nccl_m2n.checks import limit_seconds
-from nccl_m2n.errors import TransportError
+from nccl_m2n.checks import limit_seconds, shown
+from nccl_m2n.errors import PlanError, TransportError
 from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.execution.given import GivenArrays
 from nccl_m2n.execution.staging import Staging
@@ -55,6 +55,17 @@ class Executor(Protocol):
 Prepare: TypeAlias = Callable[[GivenArrays, GivenArrays, Staging], tuple[Executor, Sequence[object]]]
 
 
+def checked_delta(delta: object) -> bool | str:
+    """Whether only changes are sent, and ``"host"`` where what was sent last is kept in host memory.
+
+    Raises:
+        PlanError: For anything else.
+    """
+    if delta is True or delta is False or (isinstance(delta, str) and delta == "host"):
+        return delta
+    raise PlanError(f"expected delta to be True, False or 'host', got {shown(delta)}")
+
+
 class Bound:
     """A plan bound to a transport and to arrays; made by `Plan.bind`, a context manager.
 
@@ -94,7 +105,8 @@ class Bound:
         Args:
             ranks: Destination ranks; all if None.
         """
-        self._open().forget(ranks)
+        if self._executor is not None:
+            self._executor.forget(ranks)
 
     def rebind(self, sources: GivenArrays | None = None, destinations: GivenArrays | None = None) -> None:
         """Go on with other arrays of the same plan, as an engine has them that slept and gave its memory away.

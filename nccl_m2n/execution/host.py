@@ -55,7 +55,9 @@ class HostExecutor:
         self._rounds: list[PreparedRound] = []
         self._copies: list[list[tuple[Elements, Elements]]] = []
         self._moves: list[list[tuple[int, int, int]]] = []
+        self._transport = transport
         self._pending = False
+        self._round = self._launched = 0  # of the run: the round under way, how many launches were made
         made = {rank: self._lower(self._staging, rank, *task, wire) for rank, task in tasks.items()}
         count = max((program.rounds for program, _, _ in tasks.values()), default=0)
         for launch in range(count + 2):
@@ -101,23 +103,43 @@ class HostExecutor:
     def start(self, stream: Stream = None) -> None:
         """End the last run, pack the first round and start its messages; `finish` does the rest."""
         self.finish(time.monotonic() + DEFAULT_TIMEOUT)
-        self._pending = True
-        self._launch(0)
+        self._pending, self._round, self._launched = True, 0, 0
+        self._launch_up_to(0)
         if self._rounds:
             self._rounds[0].start()
+        self._transport.under_way.append(self)
 
     def finish(self, deadline: float | None) -> None:
         """Drive the started run to its end."""
-        if not self._pending:
-            return
-        for x, under_way in enumerate(self._rounds):
-            self._launch(x + 1)
-            under_way.finish(deadline)
-            if x + 1 < len(self._rounds):
-                self._rounds[x + 1].start()
-        for launch in range(len(self._rounds) + 1, len(self._copies)):
-            self._launch(launch)
-        self._pending = False
+        if self in self._transport.under_way:  # this one is moved on here
+            self._transport.under_way.remove(self)
+        while self._pending:
+            self._launch_up_to(self._round + 1)
+            if self._round < len(self._rounds):
+                self._rounds[self._round].finish(deadline)
+            self._next_round()
+
+    def move_on(self) -> None:
+        """Drive the started run as far as it goes without waiting."""
+        while self._pending:
+            self._launch_up_to(self._round + 1)
+            if self._round < len(self._rounds) and not self._rounds[self._round].done():
+                return
+            self._next_round()
+        self._transport.under_way.remove(self)
+
+    def _next_round(self) -> None:
+        self._round += 1
+        if self._round < len(self._rounds):
+            self._rounds[self._round].start()
+        else:
+            self._launch_up_to(len(self._copies) - 1)
+            self._pending = False
+
+    def _launch_up_to(self, launch: int) -> None:
+        while self._launched <= launch:
+            self._launch(self._launched)
+            self._launched += 1
 
     def _launch(self, launch: int) -> None:
         for destination, source, nbytes in self._moves[launch]:

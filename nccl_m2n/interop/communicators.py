@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
 
 from nccl_m2n.execution.views import view_array
 from nccl_m2n.transport import MpiTransport, NcclTransport, Transport
+from nccl_m2n.typing import Array, Communicator
 
 
-def as_transport(comm: Any, arrays: Iterable[Any] = ()) -> Transport:
+def as_transport(comm: Communicator, arrays: Iterable[Array] = ()) -> Transport:
     """The transport for a communicator, kept with it for the next call. Collective.
 
     Args:
@@ -31,7 +31,7 @@ def as_transport(comm: Any, arrays: Iterable[Any] = ()) -> Transport:
     return kept
 
 
-def _around_mpi(comm: Any, arrays: Iterable[Any]) -> Transport:
+def _around_mpi(comm: Communicator, arrays: Iterable[Array]) -> Transport:
     kept = comm.Get_attr(_keyval())
     if kept is None:
         kept = {"host": MpiTransport(comm)}
@@ -45,7 +45,7 @@ def _around_mpi(comm: Any, arrays: Iterable[Any]) -> Transport:
     return kept["device"]  # type: ignore[no-any-return]
 
 
-def _any_device(arrays: Iterable[Any]) -> bool:
+def _any_device(arrays: Iterable[Array]) -> bool:
     for given in arrays:
         for array in given.values() if isinstance(given, Mapping) else [given]:
             try:

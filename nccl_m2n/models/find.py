@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,12 +32,18 @@ def load(source: str | Path, **options: object) -> Manifest:
     Raises:
         CommandError: If there is no such model or file, or the file is damaged.
     """
-    if not exists(source):
+    if not exists(_path(source, "a model's name or a path")):
         return named(str(source), **options)
     path = Path(source)
     if path.is_dir():
         path = find_in_directory(path)
     return from_file(path) if holds_tensors(path) else from_config(path, **options)
+
+
+def _path(given: object, what: str) -> Path:
+    if not isinstance(given, str | os.PathLike) or not str(given):
+        raise CommandError(f"expected {what}, got {given!r:.120}")
+    return Path(given)
 
 
 def holds_tensors(path: Path) -> bool:
@@ -46,7 +53,7 @@ def holds_tensors(path: Path) -> bool:
 
 def from_file(path: str | Path) -> Manifest:
     """The manifest of a ``.safetensors`` file or of a sharded checkpoint's ``.index.json``."""
-    return Checkpoint.open(Path(path)).manifest
+    return Checkpoint.open(_path(path, "a path")).manifest
 
 
 def from_config(config: Mapping[str, object] | str | Path, **options: object) -> Manifest:
@@ -62,7 +69,7 @@ def from_config(config: Mapping[str, object] | str | Path, **options: object) ->
     """
     if isinstance(config, Mapping):
         return Manifest(describe(config, "config", options), "config", config)
-    read = read_config(Path(config))
+    read = read_config(_path(config, "a configuration, or a path to one"))
     return Manifest(describe(read, shown(config), options), str(config), read)
 
 

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
-from nccl_m2n.checks import whole_number
+from nccl_m2n.checks import rank_number, several, whole_number
 from nccl_m2n.refit.join import first_of
 from nccl_m2n.refit.names import chosen
 from nccl_m2n.transport.agree import together
@@ -60,5 +60,20 @@ def agreed_version(
         complete,
         facts=lambda made: {"the version": first_of(made)},
         limit=None if deadline is None else max(0.0, deadline - time.monotonic()),
+    )
+    return first_of(every)
+
+
+def agreed_ranks(transport: Transport, ranks: Iterable[int] | None) -> list[int] | None:
+    """The ranks that all ranks name, None for all of them. Collective."""
+
+    def named(rank: int) -> list[int] | None:
+        if ranks is None:
+            return None
+        listed = several(tuple(ranks) if isinstance(ranks, Set) else ranks, "ranks to forget")
+        return sorted({rank_number(r, "rank to forget") for r in listed})
+
+    every = together(
+        transport, "refit: forget", named, facts=lambda made: {"the ranks to forget": first_of(made)}
     )
     return first_of(every)

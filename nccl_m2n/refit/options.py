@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from nccl_m2n.checks import byte_count, choice, plain_text, several
 from nccl_m2n.dtypes import Cast, Casts
+from nccl_m2n.execution.bound import checked_delta
 from nccl_m2n.planning import Topology
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.topology import as_topology
@@ -25,6 +26,7 @@ class RefitOptions:
     whole: tuple[str, ...]
     bucket_bytes: int
     plan: PlanOptions
+    delta: bool | str
 
     @classmethod
     def of(
@@ -35,6 +37,7 @@ class RefitOptions:
         whole: object,
         bucket_bytes: object,
         plan: PlanOptions,
+        delta: object,
     ) -> RefitOptions:
         """What a user gave.
 
@@ -48,6 +51,7 @@ class RefitOptions:
             tuple(plain_text(pattern, "pattern of whole") for pattern in several(whole, "patterns as whole")),
             byte_count(bucket_bytes, "bucket_bytes"),
             plan,
+            checked_delta(delta),
         )
 
     def facts(self) -> Mapping[str, object]:
@@ -60,5 +64,6 @@ class RefitOptions:
             "missing": self.missing,
             "whole": self.whole,
             "bucket_bytes": self.bucket_bytes,
+            "delta": bool(self.delta),
             **asdict(self.plan),
         }

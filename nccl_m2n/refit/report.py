@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.planning import Plan, Transfer
 from nccl_m2n.text import bytes_text
 
@@ -25,6 +26,8 @@ class Report:
     resharded_bytes: int  # of the model, counted once: what went from shard to shard by Reshard
     other_bytes: int  # likewise: what went any other way
     skipped: int = 0  # parameters that one side alone declares, and that did not move
+    changed: float | None = None  # share of the elements that had changed, where only these were sent
+    dense_bytes: int = 0  # between domains, if everything had been sent
 
     @property
     def nic_gbytes(self) -> float:
@@ -37,11 +40,23 @@ class Report:
         total = self.resharded_bytes + self.other_bytes
         return self.resharded_bytes / total if total else 1.0
 
+    def with_changes(self, changes: Changes | None) -> Report:
+        """The same run, if it sent only what changed."""
+        if changes is None:
+            return self
+        sent = self.network_bytes - changes.dense_bytes + changes.network_bytes
+        return replace(self, network_bytes=sent, changed=changes.changed)
+
+    def _compared(self) -> str:
+        if self.changed is None:
+            return f"least {bytes_text(self.network_bytes_bound)}"
+        return f"{self.changed:.2%} changed, {bytes_text(self.dense_bytes)} in all"
+
     def __str__(self) -> str:
         return (
             f"{self.tensors} tensors{f' ({self.skipped} skipped)' if self.skipped else ''}, {self.share:.1%} of their "
             f"bytes by Reshard, in {self.seconds * 1e3:.1f} ms: "
-            f"network {bytes_text(self.network_bytes)} (least {bytes_text(self.network_bytes_bound)}), "
+            f"network {bytes_text(self.network_bytes)} ({self._compared()}), "
             f"NVLink {bytes_text(self.nvlink_bytes)}, local {bytes_text(self.local_bytes)}, "
             f"busiest NIC {self.nic_gbytes:.2f} GB/s"
         )
@@ -71,6 +86,7 @@ def report_of(
         share,
         sum(map(wire_bytes, every)) - share,
         skipped,
+        dense_bytes=sum(t.network_bytes for t in traffic),
     )
 
 

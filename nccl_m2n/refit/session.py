@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from nccl_m2n.checks import limit_seconds, made_by
 from nccl_m2n.dtypes import Cast
-from nccl_m2n.errors import TransportError
+from nccl_m2n.errors import M2nError, TransportError
 from nccl_m2n.execution.bound import DEFAULT_TIMEOUT
 from nccl_m2n.planning import Plan, Topology, Transfer, plan
 from nccl_m2n.planning.options import DEFAULT_STAGING_BYTES, PlanOptions
-from nccl_m2n.refit.agreed import agreed_names, agreed_version
+from nccl_m2n.refit.agreed import agreed_names, agreed_ranks, agreed_version
 from nccl_m2n.refit.broadcast import DEFAULT_BUCKET_BYTES
 from nccl_m2n.refit.deliver import Loader
 from nccl_m2n.refit.join import join_sides, rejoined
@@ -67,6 +67,9 @@ class Refit:
         staging_bytes: Staging that a rank may need, in bytes.
         chunk_bytes: Upper bound of a chunk, in bytes; None chooses.
         method: As for `plan`; ``"gather_broadcast"`` for a comparison.
+        delta: True sends from shard to shard only what changed since the last run, bit for bit, for which every
+            source keeps what it sent last (``"host"``: in pinned host memory). The first run, and the first one
+            of another subset, sends everything. See `forget`.
 
     Raises:
         LayoutError: For a parameter that does not fit its layout or the other side.
@@ -102,10 +105,11 @@ class Refit:
         staging_bytes: int = DEFAULT_STAGING_BYTES,
         chunk_bytes: int | None = None,
         method: str = "reshard",
+        delta: bool | str = False,
     ) -> None:
         def options() -> RefitOptions:
             made = PlanOptions(method, chunk_bytes, staging_bytes)
-            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made)
+            return RefitOptions.of(topology, cast, missing, whole, bucket_bytes, made, delta)
 
         self._transport = made_by(transport, Transport, "the transport of a refit", error=TransportError)  # type: ignore[type-abstract]
         self._joined = join_sides(transport, (source, destination), options, names, load)
@@ -146,9 +150,7 @@ class Refit:
         return self._version
 
     def prepare(self, only: Iterable[str] | None = None) -> None:
-        """Plan and bind the tensors that `only` names, once. Collective.
-
-        The last few subsets are kept; they share one piece of staging.
+        """Plan and bind the tensors that `only` names, once; the last few subsets are kept. Collective.
 
         Args:
             only: Names and patterns of names; None: all, which construction has prepared.
@@ -184,7 +186,7 @@ class Refit:
             self.wait()  # its full tensors are still to come
         self._version = None  # torn from here on
         self._running = _Running(subset, moving, time.perf_counter(), version, stream)
-        moving.bound.run(stream)
+        self._subsets.begin(subset, stream)
 
     def wait(self, timeout: float | None = DEFAULT_TIMEOUT) -> None:
         """Wait until the run is over. Full tensors move and are delivered now, after the others.
@@ -211,9 +213,14 @@ class Refit:
         self._running = None
         version = None
         if broadcast is not None or now.version is not None:
-            version = agreed_version(self._transport, now.version, failures, deadline)
+            try:
+                version = agreed_version(self._transport, now.version, failures, deadline)
+            except M2nError:
+                now.moving.bound.forget()  # not every rank has this version
+                raise
         self._version = version
-        self.report = replace(now.subset.report, seconds=time.perf_counter() - now.began)
+        report = now.subset.report.with_changes(now.moving.bound.changes)
+        self.report = replace(report, seconds=time.perf_counter() - now.began)
 
     def capture(self, only: Iterable[str] | None = None) -> None:
         """On GPUs, record the run in a CUDA graph: later runs are one launch. Full tensors stay outside. Collective."""
@@ -257,11 +264,22 @@ class Refit:
         self._subsets.rebind(joined)
         self._joined = joined
 
-    def release(self) -> None:
-        """Let go of staging, buffers and messages until the next run, which prepares them anew. Collective.
+    def forget(self, ranks: Iterable[int] | None = None) -> None:
+        """With ``delta``, have the next run send everything that goes to some ranks. Collective.
 
-        On a device the memory goes back to CuPy's pool, which can be asked to free it.
+        For destinations whose weights were lost or changed by others.
+
+        Args:
+            ranks: Destination ranks; all if None.
+
+        Raises:
+            DisagreementError: If the ranks name different ones.
         """
+        self._require_open()
+        self._subsets.forget(agreed_ranks(self._transport, ranks))
+
+    def release(self) -> None:
+        """Let go of staging, buffers and messages until the next run (GPU memory: to CuPy's pool). Collective."""
         self._require_open()
         if self._running is not None:
             self.wait()

@@ -13,6 +13,7 @@ from nccl_m2n.refit.broadcast import Broadcast, fill_buckets, moved_by
 from nccl_m2n.refit.join import Joined
 from nccl_m2n.refit.report import report_of
 from nccl_m2n.transport.base import Transport
+from nccl_m2n.typing import Stream
 
 MAX_SUBSETS = 8  # that are kept, beside everything
 
@@ -55,8 +56,9 @@ class Moving:
     """
 
     def __init__(self, transport: Transport, joined: Joined, subset: Subset, staging: Staging) -> None:
+        delta = joined.options.delta  # what it keeps and stages is its own
         source, destination = (moved_by(subset.plan, side) for side in joined.arrays)
-        self.bound = subset.plan.bind(transport, source, destination, staging)
+        self.bound = subset.plan.bind(transport, source, destination, None if delta else staging, delta)
         self.broadcast: Broadcast | None = None
         if subset.buckets:
             try:
@@ -89,6 +91,7 @@ class Subsets:
         self._kept: OrderedDict[frozenset[str], Subset] = OrderedDict()  # the last used at the end
         self._staging, self._staging_bytes = Staging(transport), 0
         self.all = Subset(joined, joined.matched.names)
+        self._latest: Subset | None = None  # what ran last: what it sent is what destinations have
         self.bind(self.all)
 
     def known(self, names: frozenset[str]) -> Subset | None:
@@ -114,6 +117,20 @@ class Subsets:
                 self._staging_bytes = subset.staging_bytes
             subset.moving = Moving(self._transport, self._joined, subset, self._staging)
         return subset.moving
+
+    def begin(self, subset: Subset, stream: Stream) -> None:
+        """Start a run of a bound subset. Where only changes are sent, what another subset wrote is not known to it."""
+        if subset.moving is not None:
+            if self._latest is not subset:
+                subset.moving.bound.forget()
+            self._latest = subset
+            subset.moving.bound.run(stream)
+
+    def forget(self, ranks: Collection[int] | None) -> None:
+        """Have the next run send everything that goes to some ranks, all if None."""
+        for subset in self:
+            if subset.moving is not None:
+                subset.moving.bound.forget(ranks)
 
     def rebind(self, joined: Joined) -> None:
         """Go on with other arrays; if they do not fit, with those of before. Collective."""

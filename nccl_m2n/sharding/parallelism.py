@@ -196,7 +196,7 @@ class Parallelism:
         Raises:
             CommandError: Saying how many ranks are needed.
         """
-        if ranks < self.size:
+        if whole_number(ranks, "the number of ranks", least=1, error=CommandError) < self.size:
             raise CommandError(f"the {side} {self} needs {self.size} ranks, there are {ranks}")
 
     def __str__(self) -> str:

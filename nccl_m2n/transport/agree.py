@@ -6,13 +6,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nccl_m2n import errors
 from nccl_m2n.errors import DisagreementError, M2nError
 from nccl_m2n.text import short_ranks
 from nccl_m2n.transport.ranks import Ranks, alike
-from nccl_m2n.typing import Json
+from nccl_m2n.typing import Json, ReadJson
 
 Result = TypeVar("Result")
 
@@ -106,7 +106,7 @@ def _failure(failed: Mapping[int, Sequence[str]]) -> M2nError:
     return first("\n".join(lines))
 
 
-def _difference(facts: Sequence[Mapping[str, Any]]) -> M2nError:
+def _difference(facts: Sequence[ReadJson]) -> M2nError:
     names = list(dict.fromkeys(name for each in facts for name in each))
     for fact in names:
         name, values = _narrowed(fact, [each.get(fact) for each in facts])
@@ -124,7 +124,7 @@ def _difference(facts: Sequence[Mapping[str, Any]]) -> M2nError:
     return DisagreementError("expected all ranks to describe the same problem, in the same order")
 
 
-def _narrowed(name: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+def _narrowed(name: str, values: Sequence[Json]) -> tuple[str, Sequence[Json]]:
     """Of lists, which may be long, the first entries that differ."""
     if all(isinstance(value, list) for value in values):
         for number, row in enumerate(itertools.zip_longest(*values)):
@@ -133,7 +133,7 @@ def _narrowed(name: str, values: Sequence[Any]) -> tuple[str, Sequence[Any]]:
     return name, values
 
 
-def _fact_text(value: Any) -> str:
+def _fact_text(value: Json) -> str:
     if value is None or isinstance(value, str):
         return value or "nothing"
     return json.dumps(value, ensure_ascii=False)

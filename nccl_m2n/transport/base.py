@@ -7,6 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -49,12 +50,14 @@ class PreparedRound(ABC):
     - `start` does not wait for a peer, whatever the peer does; it may copy. On a device it enqueues and returns.
     - `finish` waits, on a host transport, until all messages of this process have gone and come, or raises
       `TransferTimeout` at the deadline. Sends and receives of a pair of ranks match in the order of the messages.
+    - `done` looks without waiting. While `finish` waits it calls `Transport.move_on`, so that runs that nobody waits
+      for on this rank go on: a peer may wait for them first.
     - After any error the transport is given up by whoever ran the round (`Transport.abort`), and no round of it is
       started again. What may still touch the buffers then keeps them alive.
     """
 
     @abstractmethod
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: Mapping[int, int] | None = None) -> None:
         """Start all messages. On a device this enqueues one group and returns at once.
 
         Args:
@@ -63,14 +66,25 @@ class PreparedRound(ABC):
 
     @abstractmethod
     def finish(self, deadline: float | None = None) -> None:
-        """Wait for all messages; on a device the stream does that, and this does nothing.
+        """Wait for all messages, and move on with what else is under way; on a device the stream does that.
 
         Args:
             deadline: On the clock of `time.monotonic`; None for none.
         """
 
+    def done(self) -> bool:
+        """Whether all messages are over, found out without waiting."""
+        return True
+
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was prepared, once no message is under way."""
+
+
+class Run(Protocol):
+    """A started run whose rounds follow each other only as somebody moves it on."""
+
+    def move_on(self) -> None:
+        """Go as far as it goes without waiting."""
 
 
 class Transport(Ranks):
@@ -96,6 +110,16 @@ class Transport(Ranks):
             ranks: How many ranks are wanted of a transport within one process; None for as many as there can be.
         """
         raise TransportError(f"expected a transport that joins a whole job, got {cls.__name__}")
+
+    @cached_property
+    def under_way(self) -> list[Run]:
+        """Started runs that nobody waits for yet: whoever waits moves them on, for a peer may wait for them first."""
+        return []
+
+    def move_on(self) -> None:
+        """Move on with all that is under way."""
+        for run in tuple(self.under_way):
+            run.move_on()
 
     @abstractmethod
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:

@@ -12,16 +12,16 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from nccl_m2n.errors import TransferTimeout, TransportError
 from nccl_m2n.transport.deadline import run_within
 from nccl_m2n.transport.handshake import TAKEN, WELCOME, Guest, Host, ProtocolError, Session
 
-Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
+Address: TypeAlias = tuple[socket.AddressFamily, tuple[str | int, ...]]
 
 PROVE_LIMIT = 5.0  # seconds for a stranger to become a rank
 PAUSES = 0.02, 0.5  # seconds before an address is tried again: the first, the longest
@@ -253,7 +253,7 @@ def addresses_of(host: str, ports: Iterable[int], limit: float) -> list[Address]
         TransportError: If the name is not known.
         TransferTimeout: If nobody knows it in time.
     """
-    look_up: Callable[[], Any] = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     try:
         found = run_within(limit, f"looking up the address of {host!r}", look_up)
     except TransferTimeout:

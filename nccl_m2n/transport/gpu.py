@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nccl_m2n.errors import TransportError
 from nccl_m2n.text import pip_install
+from nccl_m2n.typing import Library
 
 
-def import_cupy() -> Any:
+def import_cupy() -> Library:
     """CuPy.
 
     Raises:

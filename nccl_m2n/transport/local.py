@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from nccl_m2n.checks import MAX_RANKS, whole_number
 from nccl_m2n.errors import TransportError
 from nccl_m2n.transport.base import Message, PreparedRound, Transport
-from nccl_m2n.typing import Communicator
+from nccl_m2n.typing import Bytes, Communicator
 
 
 class LocalTransport(Transport):
@@ -44,7 +43,7 @@ class LocalTransport(Transport):
     def prepare(self, messages: Sequence[Message]) -> PreparedRound:
         """Pair sends with receives: within a pair of ranks in posting order, as NCCL and MPI do."""
         self.require_usable()
-        pairs: dict[tuple[int, int], list[list[Any]]] = defaultdict(lambda: [[], []])
+        pairs: dict[tuple[int, int], list[list[Bytes]]] = defaultdict(lambda: [[], []])
         for m in messages:
             ends = (m.rank, m.peer) if m.send else (m.peer, m.rank)
             pairs[ends][not m.send].append(m.buffer)
@@ -55,7 +54,7 @@ class LocalTransport(Transport):
                     f"expected rank {ends[1]} to receive what rank {ends[0]} sends, got other sizes"
                 )
             copies += list(zip(receives, sends, strict=True))
-        return _LocalRound(copies)
+        return _LocalRound(self, copies)
 
     def domain_labels(self) -> dict[int, str]:
         """One domain: one process."""
@@ -66,10 +65,11 @@ class LocalTransport(Transport):
 
 
 class _LocalRound(PreparedRound):
-    def __init__(self, copies: Sequence[tuple[Any, Any]]) -> None:
-        self._copies = copies
+    def __init__(self, transport: LocalTransport, copies: Sequence[tuple[Bytes, Bytes]]) -> None:
+        self._transport, self._copies = transport, copies
 
-    def start(self, stream: Any = None) -> None:
+    def start(self, stream: object = None) -> None:
+        self._transport.require_usable()
         for receive, send in self._copies:
             np.copyto(receive, send)
 

@@ -174,13 +174,15 @@ class MpiTransport(Transport):
         testall: Callable[[Sequence[MPI.Request]], bool] = self._mpi.Request.Testall
         polls, (pause, longest), roll = 0, SLEEPS, None
         while not testall(requests):
+            self.move_on()
             late = deadline is not None and time.monotonic() > deadline
             polls += 1
             if polls < EAGER_POLLS and not late:
                 os.sched_yield()
                 continue
-            roll = roll or RollCall(self._comm, self._tags, self.exchanges, peers, deadline)
-            roll.look()
+            if late or pause == longest:  # it takes long: others may want to know who is there
+                roll = roll or RollCall(self._comm, self._tags, self.exchanges, peers, deadline)
+                roll.look()
             if late:
                 return roll
             time.sleep(pause)
@@ -247,7 +249,21 @@ class _MpiRound(PreparedRound):
             raise TransportError(
                 f"rank {transport.rank}: messages from or to rank {short_ranks(self._in_trouble())} failed: {error}"
             ) from error
-        Held.release(self._held)
+        self._release()
+
+    def done(self) -> bool:
+        """Whether all messages are over."""
+        if self._held is None:
+            return True
+        with self._transport._wrapped("moving messages"):
+            over: bool = self._transport._mpi.Request.Testall(self._requests)
+        if over:
+            self._release()
+        return over
+
+    def _release(self) -> None:
+        if self._held is not None:
+            Held.release(self._held)
         self._held = None
 
     def _late(self, roll: RollCall) -> str:

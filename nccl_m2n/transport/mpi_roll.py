@@ -60,7 +60,9 @@ class RollCall:
     def _tell(self, ranks: Iterable[int]) -> None:
         for rank in sorted(set(ranks) - self._told):
             self._told.add(rank)
-            Held.hold((self._comm.Isend(self._note, rank, self._tag), self._note))
+            request = self._comm.Isend(self._note, rank, self._tag)
+            if not request.Test():  # so small a message is away at once, as a rule
+                Held.hold((request, self._note))
 
 
 def _status() -> MPI.Status:

@@ -47,6 +47,10 @@ class NcclTransport(DeviceTransport):
     """
 
     kind, carrier, launchers = "nccl", "NCCL", ("mpi", "torchrun", "none")
+    _owned = True  # the communicators; False where they are the caller's
+    _owner: Communicator = None  # keeps them alive
+    _parent: Communicator = None  # what they were split from
+    _host: Ranks | None = None  # how host bytes get around; None where all ranks are in this process
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class NcclTransport(DeviceTransport):
         exchange: Callable[[bytes], list[bytes]] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        address, limit = address_of(communicator), limit_seconds(timeout, endless=False) or 0.0
+        address, limit = address_of(communicator), limit_seconds(timeout, endless=False)
         bindings = nccl_bindings()
         handle = bindings.Comm(address)
         rank = checked(bindings.comm_user_rank, handle)
@@ -106,7 +110,7 @@ class NcclTransport(DeviceTransport):
             devices: GPUs, or how many; all that are visible by default.
             timeout: Seconds that start-up may take.
         """
-        bindings, limit = nccl_bindings(), limit_seconds(timeout, endless=False) or 0.0
+        bindings, limit = nccl_bindings(), limit_seconds(timeout, endless=False)
         if devices is None:
             devices = device_count()
         chosen = list(range(devices)) if isinstance(devices, int) else [int(d) for d in devices]
@@ -126,11 +130,6 @@ class NcclTransport(DeviceTransport):
         transport._parent, transport._host = parent, host
         transport._set_up({host.local_ranks[0]: child}, host.timeout)
         return transport
-
-    _owned = True  # the communicators; False where they are the caller's
-    _owner: Communicator = None  # keeps them alive
-    _parent: Communicator = None  # what they were split from
-    _host: Ranks | None = None  # how host bytes get around; None where all ranks are in this process
 
     def _set_up(self, communicators: dict[int, Communicator], timeout: float) -> None:
         self._bindings, self._communicators, self.timeout = nccl_bindings(), communicators, timeout

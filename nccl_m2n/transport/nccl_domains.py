@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import Any
+
+from nccl_m2n.typing import Communicator, Library
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 
-def domain_label(bindings: Any, handle: Any, device: int) -> str:
+def domain_label(bindings: Library, handle: Communicator, device: int) -> str:
     """A text that is equal on exactly the ranks whose GPUs reach each other's memory.
 
     Args:
@@ -32,7 +33,7 @@ def host_label() -> str:
     return f"host {socket.gethostname()} {boot}".rstrip()
 
 
-def _lsa_label(bindings: Any, handle: Any) -> str | None:
+def _lsa_label(bindings: Library, handle: Communicator) -> str | None:
     """NCCL's team of ranks that load from and store to each other's memory (NCCL 2.28 on)."""
     try:
         if not bindings.comm_query_properties(handle).device_api_support:

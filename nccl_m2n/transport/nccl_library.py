@@ -20,7 +20,7 @@ from nccl_m2n.transport.ranks import Ranks
 from nccl_m2n.typing import Communicator, Library
 
 
-def nccl_bindings() -> Any:
+def nccl_bindings() -> Library:
     """nccl4py's low-level module.
 
     Raises:
@@ -38,7 +38,7 @@ def nccl_bindings() -> Any:
     return nccl
 
 
-def address_of(communicator: Any) -> int:
+def address_of(communicator: Communicator) -> int:
     """The address of an ``ncclComm_t``, from nccl4py's object or from a number, before NCCL is looked for.
 
     Raises:

@@ -143,6 +143,7 @@ class SocketTransport(Transport):
         """Move all messages, whoever asked for them, until those of a round are done."""
         began = time.monotonic()
         while batch.left:
+            self.move_on()
             self.require_usable()
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -227,3 +228,7 @@ class _TcpRound(PreparedRound):
     def finish(self, deadline: float | None = None) -> None:
         """Wait until all have gone and come."""
         self._transport._wait(self, deadline)
+
+    def done(self) -> bool:
+        """Whether all have gone and come, as far as somebody looked."""
+        return not self.left

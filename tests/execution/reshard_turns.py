@@ -130,6 +130,9 @@ def one_rank_names_another(transport: Any) -> list[str]:
     second.arrays = first.arrays
     larger = Turn(transport, sides(ROWS, COLUMNS), (8, 12))
     wrong = first.moves(1) + second.moves(2) + larger.moves(3)
+    first.call(global_shape=(8, 8))
+    first.fill(0)
+    wrong += refused(transport, first, "LayoutError", global_shape=(8, 8), src_local_shape=(3, 8))
     rank = transport.local_ranks[0]
     for mine, others, error in ((first, second, "DisagreementError"), (larger, second, "LayoutError")):
         mine.fill(0)
@@ -139,11 +142,11 @@ def one_rank_names_another(transport: Any) -> list[str]:
     return wrong
 
 
-def refused(transport: Any, turn: Turn, error: str) -> list[str]:
+def refused(transport: Any, turn: Turn, error: str, **changes: Any) -> list[str]:
     """Call what must be refused on every rank alike, before a byte moves."""
     said = None
     try:
-        turn.call()
+        turn.call(**changes)
     except M2nError as raised:
         said = [type(raised).__name__, str(raised)]
     rank = transport.local_ranks[0]

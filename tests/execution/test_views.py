@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from nccl_m2n import Layout, LayoutError, LocalTransport, Mesh, Replicate, Transfer, plan
+from nccl_m2n.execution.given import Given
 from nccl_m2n.execution.memory import as_array
 from nccl_m2n.execution.views import ArrayView, contiguous_strides, view_array
 
@@ -352,3 +353,35 @@ def test_device_memory() -> None:
 
     view = view_array(OnDevice())
     assert (view.pointer, view.strides, view.device, view.writable) == (4096, (12, 4), True, False)
+
+
+def test_which_gpu_an_array_is_on() -> None:
+    class Device:
+        id = 3
+
+    class OnDevice:
+        __cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (4096, False), "version": 3}  # noqa: RUF012
+        device = Device()
+
+    assert view_array(OnDevice()).gpu == 3
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (ArrayView(4096, (2, 3), (12, 4), "float32", gpu=1), "on GPU 0, which is rank 0's, got one on GPU 1"),
+        (
+            ArrayView(4096, (2, 3), (12, 4), "float32", device=False),
+            "in device memory, .*got one in host memory",
+        ),
+        (ArrayView(4098, (2, 3), (12, 4), "float32", gpu=0), "multiples of their size"),
+        (ArrayView(4096, (2, 3), (14, 4), "float32", gpu=0), "multiples of their size"),
+    ],
+)
+def test_what_a_gpus_rank_takes(view: ArrayView, message: str) -> None:
+    layout = Layout((2, 3), Mesh([0]), [Replicate()])
+    made = plan(Transfer(layout, layout, "float32", "w", "bfloat16"))
+    with pytest.raises(LayoutError, match=rf"tensor 'w', source array: expected .*{message}"):
+        Given(made, 0, "source", {"w": view}, 0)
+    good = ArrayView(4100, (2, 3), (16, 4), "float32", gpu=0)
+    assert list(Given(made, 0, "source", {"w": good}, 0).views.values()) == [good]

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any
 
 from tests.execution.mpi import ROOT, mpiexec
 from tests.fuzz.kill_worker import LIMIT
+from tests.fuzz.launch import free_port, rank_environment
 
 STAGES = ("start-up", "bind", "run", "wait", "exchange", "version", "close")
 FAULTS = ("kill", "stop", "exception", "exit")
@@ -87,13 +87,13 @@ class Case:
         return [*wrong, *(text[-1500:] for text in out if wrong and text)]
 
     def _start(self, folder: str) -> list[subprocess.Popen[str]]:
-        port = _free_port()
+        port = free_port()
         own = {"M2N_KILLS_MARK": self.mark, "M2N_KILLS_PORT": str(port), "OMP_NUM_THREADS": "1"}
         worker = [sys.executable, "-m", "tests.fuzz.kill_worker", self.transport, self.stage, self.fault,
                   str(self.victim), folder]  # fmt: skip
         if self.transport == "mpi":
             return [_spawn([mpiexec(), "-n", str(self.ranks), "sh", "-c", SHELTER, folder, *worker], own)]
-        rank_own = [own | _rank_environment(self.transport, r, self.ranks, port) for r in range(self.ranks)]
+        rank_own = [own | rank_environment(self.transport, r, self.ranks, port) for r in range(self.ranks)]
         return [_spawn(worker, environment) for environment in rank_own]
 
     def _left_over(self, deadline: float) -> list[int]:
@@ -138,22 +138,6 @@ def _spawn(command: Sequence[str], own: dict[str, str]) -> subprocess.Popen[str]
         command, cwd=ROOT, env=os.environ | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     )  # fmt: skip
-
-
-def _rank_environment(transport: str, rank: int, ranks: int, port: int) -> dict[str, str]:
-    own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
-           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "M2N_SECRET": "kills"}  # fmt: skip
-    if transport == "nccl":  # several ranks on one GPU, two to a host
-        own |= {"NCCL_HOSTID": f"host{rank // 2}", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_CUMEM_ENABLE": "0",
-                "NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_CTAS": "4"}  # fmt: skip
-    return own
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return min(port, 65000)
 
 
 def _marked(mark: str) -> list[int]:

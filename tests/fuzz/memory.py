@@ -67,17 +67,21 @@ def draw_lie(rng: Random, local: Shape, item: int, *, split: bool = True, misali
 
 
 def _draw_split(rng: Random, local: Shape) -> Shape:
-    """The same array with a dimension or two seen as several, in row-major order."""
+    """The same array with dimensions seen as several, in row-major order, or with other dimensions of extent 1."""
+    if not local or not all(local):
+        return local
     shape: list[int] = []
     room = MAX_DIMS - len(local)
     for n in local:
-        factors = [f for f in range(2, n) if n % f == 0] if room and all(local) else []
+        factors = [f for f in range(2, n) if n % f == 0] if room else []
         if factors and rng.random() < 0.7:
             factor = rng.choice(factors)
             shape += [factor, n // factor]
             room -= 1
-        else:
+        elif n != 1 or rng.random() < 0.6:
             shape.append(n)
+    while len(shape) < MAX_DIMS and rng.random() < 0.3:
+        shape.insert(rng.randint(0, len(shape)), 1)
     return tuple(shape)
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
+from tests.fuzz import launch
 from tests.fuzz.bind_case import bind_case, twins_case
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.refit_case import refit_case
@@ -42,8 +43,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, help="stop after so many problems")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=8, help="ranks of a local transport")
+    parser.add_argument("--processes", type=int, help="start so many ranks over --transport, each a process")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes that share the work (local transport only)"
+        "--jobs", type=int, default=1, help="processes, or groups of --processes, that share the work"
     )
     parser.add_argument(
         "--kind", choices=KINDS, action="append", help="only cases of this kind; may be repeated"
@@ -128,7 +130,7 @@ def share_out(options: argparse.Namespace, given: Sequence[str]) -> int:
     command = [sys.executable, "-m", "tests.fuzz", *given, "--json", "--step", str(options.jobs)]
     if options.count is not None:
         command += ["--count", str(-(-options.count // options.jobs))]
-    command += ["--jobs", "1", "--transport", "local"]
+    command += ["--jobs", "1", *([] if options.processes else ["--transport", "local"])]
     began = time.monotonic()
     jobs = [
         subprocess.Popen([*command, "--first", str(options.first + job)], stdout=subprocess.PIPE, text=True)
@@ -148,7 +150,7 @@ def share_out(options: argparse.Namespace, given: Sequence[str]) -> int:
         counts,
         failures + broken,
         time.monotonic() - began,
-        f"{options.jobs} processes of {options.ranks}",
+        f"{options.jobs} jobs of {options.processes or options.ranks}",
     )
     return 1 if failures or broken else 0
 
@@ -172,8 +174,13 @@ def main(given: Sequence[str]) -> int:
     """Run the command; the exit status is 1 if anything went wrong."""
     options = arguments().parse_args(given)
     kind = options.transport or find_transport()
-    if options.jobs > 1 and kind == "local" and options.case is None:
+    if options.jobs > 1 and (kind == "local" or options.processes) and options.case is None:
         return share_out(options, given)
+    if options.processes:
+        started = [*given, "--processes", "0"]
+        return launch.run(
+            kind, options.processes, [*(["-m", "mpi4py"] * (kind == "mpi")), "-m", "tests.fuzz", *started]
+        )
     began = time.monotonic()
     transport = make_transport(kind, options.ranks, options.timeout)
     world = World(transport, kind, options.timeout)

@@ -9,13 +9,11 @@ import sys
 
 import pytest
 
-from tests.execution.mpi import ROOT, run
+from tests.execution.mpi import ROOT
 from tests.fuzz.script import KINDS, main
 
-SOUND = [kind for kind in KINDS if kind not in ("refusal", "twins")]
 
-
-@pytest.mark.parametrize("kind", SOUND)
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_ranks_in_one_process(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--kind", kind, "--seconds", "1.5", "--seed", "20", "--ranks", "6"]) == 0, (
         capsys.readouterr().out
@@ -23,10 +21,11 @@ def test_all_ranks_in_one_process(kind: str, capsys: pytest.CaptureFixture[str])
     assert re.match(r"[1-9]\d* problems in [1-9]\d* plans", capsys.readouterr().out)
 
 
-def test_under_mpi() -> None:
-    kinds = [word for kind in SOUND for word in ("--kind", kind)]
-    command = ("-m", "mpi4py", "-m", "tests.fuzz", "--seconds", "4", "--seed", "30", "--timeout", "20")
-    done = run(3, *command, *kinds, limit=50)
+@pytest.mark.parametrize("transport", ["mpi", "socket"])
+def test_a_process_a_rank(transport: str) -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "--processes", "3", "--transport", transport]
+    command += ["--seconds", "4", "--seed", "30", "--timeout", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"[1-9]\d* problems", done.stdout), done.stdout + done.stderr
 

@@ -141,6 +141,35 @@ def late_for_an_exchange(comm: MPI.Intracomm) -> Wrong:
     return wrong + overwritten(arrays) + fresh(comm)
 
 
+def nearly_late(comm: MPI.Intracomm) -> Wrong:
+    """Those who wait have asked for the late one already; nothing of that is in the way afterwards."""
+    with MpiTransport(comm, timeout=4 * LIMIT) as transport:
+        rank = transport.rank
+        for turn in range(2):
+            transport.exchange({rank: b""}, "all are here")
+            if rank == LATE and turn == 0:
+                time.sleep(3.4 * LIMIT)
+            said = transport.exchange({rank: bytes([rank + turn])}, "bind")
+            if said != [bytes([each + turn]) for each in range(RANKS)]:
+                return [f"got {said!r}"]
+        return _moved(Case(transport)) + fresh(comm)
+
+
+def limits_that_differ(comm: MPI.Intracomm) -> Wrong:
+    """Those who wait for longer are not missing, and neither is one who has given up before."""
+    transport = MpiTransport(comm, timeout=30)
+    rank = transport.rank
+    wrong: Wrong = []
+    transport.exchange({rank: b""}, "all are here")
+    with others_first(comm):
+        if rank != LATE:
+            call = partial(transport.exchange, {rank: b""}, "bind", LIMIT * (3 if rank else 1))
+            wrong += raised(TransferTimeout, call, f"s: rank {LATE} did not come")
+        else:
+            transport.abort()
+    return wrong + fresh(comm)
+
+
 def late_for_a_run(comm: MPI.Intracomm) -> Wrong:
     transport = MpiTransport(comm, timeout=30)
     case = Case(transport)
@@ -282,8 +311,8 @@ def what_is_held(comm: MPI.Intracomm) -> Wrong:
 CASES: dict[str, Callable[[MPI.Intracomm], Wrong]] = {
     case.__name__.replace("_", " "): case
     for case in (
-        different_calls, late_for_an_exchange, late_for_a_run, dropped_in_a_run, late_for_the_start,
-        waits_in_another_order, spaces_come_round, ended, dropped, what_is_held,
+        different_calls, late_for_an_exchange, nearly_late, limits_that_differ, late_for_a_run, dropped_in_a_run,
+        late_for_the_start, waits_in_another_order, spaces_come_round, ended, dropped, what_is_held,
     )
 }  # fmt: skip
 

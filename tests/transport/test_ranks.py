@@ -166,11 +166,13 @@ def test_an_error_of_the_ranks_own_does_not_hide_behind_a_broken_transport() -> 
 def test_a_local_transport_that_was_aborted_or_closed_refuses_everything() -> None:
     for end, reason in ((LocalTransport.abort, "was aborted"), (LocalTransport.close, "was closed")):
         transport = LocalTransport(2)
+        prepared = transport.prepare([])
         end(transport)
         end(transport)
         for call in (
             lambda t=transport: t.exchange({0: b"", 1: b""}),
             lambda t=transport: t.prepare([]),
+            prepared.start,
             transport.discover_domains,
         ):
             with pytest.raises(TransportError, match=f"got one that {reason}; form a new one"):
