@@ -121,14 +121,18 @@ def _add_plan(commands: _Commands) -> None:
     text = "Print what a refit would move, beside direct sends and gather and broadcast; needs no ranks."
     parser = _command(commands, "plan", "print what a refit would move", text)
     _add_problem(parser)
-    parser.add_argument("--domain", type=domain, default=8, metavar="N", help=_DOMAIN + " (8)")
+    parser.add_argument(
+        "--domain", type=domain, metavar="N", help=_DOMAIN + "; left out, as refit on one machine"
+    )
 
 
 def _add_simulate(commands: _Commands) -> None:
     text = "Predict how long a refit would take on given links, beside direct sends and gather and broadcast."
     parser = _command(commands, "simulate", "predict how long a refit would take", text)
     _add_problem(parser)
-    parser.add_argument("--domain", type=domain, default=8, metavar="N", help=_DOMAIN + " (8)")
+    parser.add_argument(
+        "--domain", type=domain, metavar="N", help=_DOMAIN + "; left out, as refit on one machine"
+    )
     parser.add_argument(
         "--nic-gbytes",
         type=positive,

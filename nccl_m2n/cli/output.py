@@ -103,6 +103,7 @@ def _figures(plan: Plan) -> JsonObject:
         "nvlink_bytes": traffic.nvlink_bytes,
         "local_bytes": traffic.local_bytes,
         "busiest_nic_bytes": traffic.busiest,
+        "busiest_nic_bytes_bound": figures.nic_bound,
         "rounds": plan.rounds,
         "messages": figures.messages,
         "staging_bytes": figures.staging_bytes,

@@ -15,8 +15,8 @@ from nccl_m2n.planning import Plan
 
 def plan(arguments: argparse.Namespace) -> None:
     """Print the plan's table."""
-    problem, made, seconds = _planned(arguments)
-    text = f"{problem.headline()}\n{made}\nplanned in {seconds:.3f} s"
+    problem, made, domains_from, seconds = _planned(arguments)
+    text = f"{problem.headline()}\n{made}\n({domains_from})\nplanned in {seconds:.3f} s"
     publish(text, "plan", _data(problem, made, seconds), arguments.json)
 
 
@@ -27,7 +27,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         from nccl_m2n.simulation import simulate as run
     except ImportError:
         raise CommandError("this version of nccl_m2n has no cost model yet; use the plan command") from None
-    problem, made, seconds = _planned(arguments)
+    problem, made, domains_from, seconds = _planned(arguments)
     timeline = run(made, Links(arguments.nic_gbytes, arguments.nvlink_gbytes))
     methods = methods_data(made)
     for each in [timeline, *timeline.compare()]:
@@ -38,15 +38,18 @@ def simulate(arguments: argparse.Namespace) -> None:
         "nvlink_gbytes": arguments.nvlink_gbytes,
         "seconds": timeline.seconds,
     }
-    publish(f"{problem.headline()}\n{timeline}", "simulate", data, arguments.json)
+    publish(f"{problem.headline()}\n{timeline}\n({domains_from})", "simulate", data, arguments.json)
 
 
-def _planned(arguments: argparse.Namespace) -> tuple[Problem, Plan, float]:
+def _planned(arguments: argparse.Namespace) -> tuple[Problem, Plan, str, float]:
     check_writable(arguments.json)
     problem = Problem.of(arguments, find_model(arguments, data=False))
     began = time.perf_counter()
-    made = problem.plan(problem.topology(arguments.domain)[0])
-    return problem, made, time.perf_counter() - began
+    # As `refit` takes them on one machine.
+    found = [list(range(problem.ranks))]
+    topology, domains_from = problem.topology(problem.domain_for(arguments.domain, "host", found), found)
+    made = problem.plan(topology)
+    return problem, made, domains_from, time.perf_counter() - began
 
 
 def _data(problem: Problem, made: Plan, seconds: float) -> dict[str, object]:

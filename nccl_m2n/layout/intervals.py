@@ -13,14 +13,14 @@ import numpy.typing as npt
 from nccl_m2n.typing import Bools, Ints
 
 
-def chunk_bounds(extent: Ints, parts: Ints | int, index: Ints) -> tuple[Ints, Ints]:
-    """Bounds of chunk `index` when `extent` elements are cut in `parts` ceil chunks.
+def shard_bounds(extent: Ints, parts: Ints | int, index: Ints) -> tuple[Ints, Ints]:
+    """Bounds of shard `index` when `extent` elements are cut in `parts`, as ``torch.chunk`` cuts them.
 
-    The one split rule of the package, the one of ``torch.chunk`` and DTensor: every chunk has
+    The one split rule of the package, DTensor's too: every shard has
     ``ceil(extent / parts)`` elements until they run out. Arguments broadcast.
 
     ====== ===== ==========
-    extent parts chunks
+    extent parts shards
     ====== ===== ==========
     10     4     3, 3, 3, 1
     5      4     2, 2, 1, 0

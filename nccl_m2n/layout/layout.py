@@ -26,8 +26,8 @@ from nccl_m2n.typing import Ints, JsonObject, ReadJson
 class Layout:
     """A global shape, a mesh of ranks, and what each mesh axis does to the tensor.
 
-    Mesh axes apply left to right, each to the piece that the last one left, in ceil chunks, as
-    DTensor does it. Nothing here knows of devices or of the rank that runs it.
+    Mesh axes apply left to right, each to the piece that the last one left, as
+    ``torch.chunk`` and DTensor cut. Nothing here knows of devices or of the rank that runs it.
 
     Args:
         shape: Global shape, in elements; up to 8 dimensions, none for a scalar.
@@ -76,11 +76,11 @@ class Layout:
             shape: Global shape, in elements.
             pieces: The boxes of each rank. Several boxes lie end to end in the rank's local array, along
                 the first dimension in which all their other extents agree; a `Piece` says itself where
-                it lies. Ranks may hold the same parts.
+                it lies. Ranks may hold the same.
             local_shapes: Shapes of local arrays that are larger than their pieces.
 
         Raises:
-            LayoutError: For a box outside the tensor, pieces that share a place in a local array, or
+            LayoutError: For a box outside the tensor, pieces that overlap in a local array, or
                 boxes that cannot be laid end to end.
         """
         return object.__new__(Layout)._take(PieceLayout(shape, pieces, local_shapes))

@@ -100,7 +100,7 @@ class MeshLayout:
             start: First global index of each box, shape (boxes, ndim); no box crosses a piece.
 
         Returns:
-            Box numbers, and local indices of shape (found, ndim), one row for each place where a box lies.
+            Box numbers, and local indices of shape (found, ndim), one row each time that a box lies there.
         """
         local = np.empty_like(start)
         for d, (split, coordinate) in enumerate(zip(self._splits, self._coordinates(rank), strict=True)):

@@ -112,11 +112,11 @@ def _meeting(a_start: Ints, a_stop: Ints, b_start: Ints, b_stop: Ints) -> tuple[
     sweep = int(np.argmax([len(np.unique(b_start[:, d])) for d in range(ndim)]))
     points = np.unique(np.concatenate([b_start[:, sweep], b_stop[:, sweep]]))
     # The pairs that share an elementary interval of the swept dimension.
-    box_a, slot_a, _, _ = overlaps(points[:-1], points[1:], a_start[:, sweep], a_stop[:, sweep])
-    box_b, slot_b, _, _ = overlaps(points[:-1], points[1:], b_start[:, sweep], b_stop[:, sweep])
-    order = np.argsort(slot_b, kind="stable")
-    first = np.searchsorted(slot_b[order], slot_a, side="left")
-    row, k = expand(np.searchsorted(slot_b[order], slot_a, side="right") - first)
+    box_a, interval_a, _, _ = overlaps(points[:-1], points[1:], a_start[:, sweep], a_stop[:, sweep])
+    box_b, interval_b, _, _ = overlaps(points[:-1], points[1:], b_start[:, sweep], b_stop[:, sweep])
+    order = np.argsort(interval_b, kind="stable")
+    first = np.searchsorted(interval_b[order], interval_a, side="left")
+    row, k = expand(np.searchsorted(interval_b[order], interval_a, side="right") - first)
     i, j = box_a[row], box_b[order][first[row] + k]
     meet = ((a_start[i] < b_stop[j]) & (b_start[j] < a_stop[i])).all(axis=1)
     pairs = np.unique(np.stack([i[meet], j[meet]]), axis=1)

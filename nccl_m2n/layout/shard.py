@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards: the ranks along a mesh axis share out a dimension in ceil chunks."""
+"""Shards: the ranks along a mesh axis share out a dimension evenly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from nccl_m2n.checks import several, whole_number
 from nccl_m2n.errors import LayoutError
-from nccl_m2n.layout.intervals import chunk_bounds
+from nccl_m2n.layout.intervals import shard_bounds
 from nccl_m2n.layout.placement import Placement, placement_kind
 from nccl_m2n.typing import Ints, Json
 
@@ -43,7 +43,7 @@ class Segment:
 @placement_kind
 @dataclass(frozen=True, slots=True)
 class Shard(Placement):
-    """The ranks along the mesh axis share out tensor dimension `dim` in ceil chunks.
+    """The ranks along the mesh axis share out tensor dimension `dim`, as ``torch.chunk`` cuts it.
 
     Args:
         dim: Tensor dimension; negative counts from the end.
@@ -92,10 +92,10 @@ class Shard(Placement):
         return [min(s.parts or size, size) for s in self.segments] or [size]
 
     def ranges(self, extents: Ints, size: int) -> tuple[Ints, Ints]:
-        """One ceil chunk of each segment; neighbouring ranks have the same where a segment has fewer parts."""
+        """One shard of each segment; neighbouring ranks have the same where a segment has fewer parts."""
         parts = np.array(self._parts(size))
         part = np.arange(size)[:, None] * parts // size
-        lo, hi = chunk_bounds(extents[:, None, :], parts, part)
+        lo, hi = shard_bounds(extents[:, None, :], parts, part)
         first = np.cumsum(extents, axis=1) - extents
         return lo + first[:, None, :], hi + first[:, None, :]
 

@@ -19,7 +19,7 @@ class Split:
     """One dimension, split: which intervals of it each coordinate of the sharding mesh axes holds.
 
     A *coordinate* is a row-major number over the mesh axes in `axes`. The rows are ordered by
-    coordinate, then by place in the local array; global starts ascend within a coordinate too.
+    coordinate, then by position in the local array; global starts ascend within a coordinate too.
     """
 
     axes: tuple[int, ...]  # mesh axes that shard this dimension, left to right

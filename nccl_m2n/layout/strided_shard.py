@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nccl_m2n.checks import whole_number
-from nccl_m2n.layout.intervals import chunk_bounds
+from nccl_m2n.layout.intervals import shard_bounds
 from nccl_m2n.layout.placement import Placement, placement_kind
 from nccl_m2n.typing import Ints, Json
 
@@ -19,7 +19,7 @@ from nccl_m2n.typing import Ints, Json
 class StridedShard(Placement):
     """A shard made after another one that stands further right in the mesh: FSDP over TP.
 
-    The dimension is cut in `split_factor` chunks, each of these in as many as the mesh axis has
+    The dimension is cut in `split_factor` shards, each of these in as many as the mesh axis has
     ranks, and rank i has the i-th of each, end to end. DTensor calls it ``_StridedShard``. With
     ``[StridedShard(0, split_factor=2), Shard(0)]`` on a mesh (fsdp 2, tp 2), 8 rows lie thus:
 
@@ -42,11 +42,11 @@ class StridedShard(Placement):
         object.__setattr__(self, "split_factor", whole_number(self.split_factor, "split_factor", least=1))
 
     def ranges(self, extents: Ints, size: int) -> tuple[Ints, Ints]:
-        """The rank's chunk of each of the chunks that were there before."""
+        """The rank's shard of each of the shards that were there before."""
         whole = extents.sum(axis=1)
-        factor = min(self.split_factor, max(1, int(whole.max())))  # more chunks would be empty
-        a, b = chunk_bounds(whole[:, None], factor, np.arange(factor))
-        lo, hi = chunk_bounds((b - a)[:, None, :], size, np.arange(size)[:, None])
+        factor = min(self.split_factor, max(1, int(whole.max())))  # more shards would be empty
+        a, b = shard_bounds(whole[:, None], factor, np.arange(factor))
+        lo, hi = shard_bounds((b - a)[:, None, :], size, np.arange(size)[:, None])
         return lo + a[:, None, :], hi + a[:, None, :]
 
     def data(self) -> list[Json]:

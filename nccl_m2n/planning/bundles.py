@@ -9,12 +9,14 @@ model of thousands of layers of a dozen shapes costs a dozen overlaps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from nccl_m2n.checks import MAX_WHOLE
 from nccl_m2n.dtypes import element_unit
 from nccl_m2n.errors import PlanError
 from nccl_m2n.layout import Layout
@@ -65,7 +67,7 @@ class Bundles:
     table: Table  # BUNDLE
     sections: Table  # SECTION, by template and then by bundle
     templates: tuple[Template, ...]
-    stream_order: Ints  # (transfers,) place of each transfer in every stream
+    stream_order: Ints  # (transfers,) position of each transfer in every stream
     sets: RankSets
 
     @cached_property
@@ -108,6 +110,7 @@ class FlatTemplates:
 def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     """Group the cells of all transfers by who holds and who needs them."""
     members = _group_transfers(transfers)
+    _refuse_too_much(transfers, members)
     order = sorted(range(len(transfers)), key=lambda i: -element_unit(transfers[i].wire_size))
     stream_order = np.empty(len(transfers), np.int64)
     stream_order[order] = np.arange(len(transfers))
@@ -138,6 +141,16 @@ def make_bundles(transfers: Sequence[Transfer]) -> Bundles:
     uses = np.array([len(t.transfers) for t in templates], np.int64)
     np.add.at(table["bytes"], every["bundle"], every["bytes"] * uses[every["template"]])
     return Bundles(table, every, tuple(templates), stream_order, sets)
+
+
+def _refuse_too_much(transfers: Sequence[Transfer], members: Sequence[Sequence[int]]) -> None:
+    """Keep every sum of bytes that a plan counts within 64 bits."""
+    firsts = [(len(group), transfers[group[0]]) for group in members]
+    needed = sum(n * math.prod(t.shape) * t.wire_size * len(t.destination.ranks) for n, t in firsts)
+    if needed >= MAX_WHOLE:
+        raise PlanError(
+            f"expected a plan that moves fewer than 2**62 bytes in all, got {needed}; plan a part of it"
+        )
 
 
 def _cells(transfer: Transfer) -> Cells:
@@ -207,7 +220,7 @@ class StreamCells:
 
 
 def stream_cells(bundles: Bundles, wanted: Ints) -> StreamCells:
-    """The cells of the `wanted` bundles (numbers, ascending), by bundle and place in its stream."""
+    """The cells of the `wanted` bundles (numbers, ascending), by bundle and position in its stream."""
     mask = np.zeros(len(bundles.table), bool)
     mask[wanted] = True
     sections = bundles.sections[mask[bundles.sections["bundle"]]]

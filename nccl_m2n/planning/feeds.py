@@ -47,19 +47,19 @@ class Chains:
 
 def make_chains(bundles: Bundles, topology: Topology) -> Chains:
     """Decide how every bundle reaches every domain that needs it: once over the network, if at all."""
-    feeds = _split_by_domain(bundles, topology)
+    feeds = feeds_by_domain(bundles, topology)
     feeds = _spread_within_domains(bundles, topology, feeds)
     return _link(feeds, _fed_by_sources(bundles, bundles.sets.table(), feeds, topology))
 
 
 def single_feeds(bundles: Bundles, topology: Topology) -> Chains:
     """Every needer fed by itself, by the holders of its domain where there are any."""
-    feeds = _split_by_domain(bundles, topology)
+    feeds = feeds_by_domain(bundles, topology)
     feeds = _one_by_one(bundles, feeds, np.ones(len(feeds.bundle), bool))
     return _link(feeds, len(feeds.bundle))
 
 
-def _split_by_domain(bundles: Bundles, topology: Topology) -> Feeds:
+def feeds_by_domain(bundles: Bundles, topology: Topology) -> Feeds:
     """The needers of each bundle, domain by domain, with the ranks that may send to them."""
     sets, domain_of = bundles.sets, topology.domain_table
     used, which = np.unique(bundles.table["remote"], return_inverse=True)

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from nccl_m2n.checks import MAX_WHOLE, made_by, rank_number, several
+from nccl_m2n.checks import made_by, rank_number, several
 from nccl_m2n.errors import PlanError
 from nccl_m2n.planning import describe
 from nccl_m2n.planning.bundles import Bundles, make_bundles
@@ -22,7 +21,7 @@ from nccl_m2n.planning.rounds import schedule, staging_by_rank
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.table import Figures, plan_rows, title
 from nccl_m2n.planning.topology import Topology, as_topology
-from nccl_m2n.planning.traffic import Traffic, count_traffic
+from nccl_m2n.planning.traffic import Traffic, count_traffic, nic_bound
 from nccl_m2n.planning.transfer import Transfer
 from nccl_m2n.text import align_table
 from nccl_m2n.typing import Ints, Table
@@ -51,15 +50,9 @@ class Plan:
     @classmethod
     def of(cls, transfers: Sequence[Transfer], topology: Topology | None, options: PlanOptions) -> Plan:
         """The plan of a problem; see `nccl_m2n.plan`."""
-        items = tuple(
-            made_by(t, Transfer, "each transfer", error=PlanError, hint=HINT)
-            for t in several(transfers, "transfers", error=PlanError, hint=HINT)
-        )
-        moved = sum(math.prod(t.shape) * t.wire_size * t.destination.mesh.size for t in items)
-        if moved >= MAX_WHOLE:
-            raise PlanError(
-                f"expected a plan that moves fewer than 2**62 bytes in all, got {moved}; plan a part of it"
-            )
+        items = several(transfers, "transfers", error=PlanError, hint=HINT)
+        for item in set(map(type, items)) - {Transfer} and items:
+            made_by(item, Transfer, "each transfer", error=PlanError, hint=HINT)
         bundles = make_bundles(items)
         domains = Topology.single(bundles.ranks or [0]) if topology is None else topology
         as_topology(domains).require(bundles.ranks)
@@ -190,7 +183,10 @@ class Plan:
         """The plan in numbers."""
         messages = int(self.flows["chunks"][self.hops["flow"]].sum())
         staging = int(self.staging.max(initial=0))
-        return Figures(self.options.method, len(self.flows), self.traffic(), self.rounds, messages, staging)
+        bound = nic_bound(self.bundles, self.topology)
+        return Figures(
+            self.options.method, len(self.flows), self.traffic(), self.rounds, messages, staging, bound
+        )
 
     def rows(self) -> list[list[str]]:
         """What `print(plan)` shows, as cells: labels first, then a column for the plan and each compared with it."""

@@ -23,7 +23,7 @@ CHUNK = np.dtype(
         ("flow", "i8"),
         ("chunk", "i8"),  # of the flow
         ("bytes", "i8"),
-        ("offset", "i8"),  # bytes, in the side's staging slot of parity round % 2
+        ("offset", "i8"),  # bytes, in the side's staging half of parity round % 2
         ("first_span", "i8"),
         ("spans", "i8"),  # none: only passed on
     ],
@@ -61,7 +61,7 @@ class Program:
     """What one rank does.
 
     In round x it sends and receives the messages of round x as one group. Before, the packed chunks
-    of round x are filled; after, the received ones are emptied. Two staging slots of each kind suffice,
+    of round x are filled; after, the received ones are emptied. Two halves of staging of each kind suffice,
     used by the parity of the round: a received chunk is passed on in the very next round.
     """
 
@@ -73,13 +73,13 @@ class Program:
     source_cells: Table  # CELL
     destination_cells: Table  # CELL
     local: Table  # LOCAL
-    send_slot_bytes: int  # bytes of one slot for packed chunks
-    receive_slot_bytes: int  # bytes of one slot for received chunks
+    send_half_bytes: int  # bytes of one half for packed chunks
+    receive_half_bytes: int  # bytes of one half for received chunks
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of staging, if no chunk can do without."""
-        return 2 * (self.send_slot_bytes + self.receive_slot_bytes)
+        return 2 * (self.send_half_bytes + self.receive_half_bytes)
 
 
 def make_program(bundles: Bundles, routes: Routes, rounds: int, depth: int, rank: int) -> Program:
@@ -105,7 +105,7 @@ def make_program(bundles: Bundles, routes: Routes, rounds: int, depth: int, rank
     chunks["spans"] = np.bincount(spans["chunk"], minlength=len(chunks))
     chunks["first_span"] = offsets(chunks["spans"])
     (source_cells, destination_cells), local = _local(bundles, mine, [c for _, c in sides], rank)
-    send_slot, receive_slot = (_lay_out(chunks, np.flatnonzero(which)) for which in (packed, received))
+    send_half, receive_half = (_lay_out(chunks, np.flatnonzero(which)) for which in (packed, received))
     return Program(
         rank,
         rounds + depth if rounds else 0,
@@ -115,8 +115,8 @@ def make_program(bundles: Bundles, routes: Routes, rounds: int, depth: int, rank
         source_cells,
         destination_cells,
         local,
-        send_slot,
-        receive_slot,
+        send_half,
+        receive_half,
     )
 
 

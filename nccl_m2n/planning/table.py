@@ -21,7 +21,7 @@ LABELS = (
     "NVLink",
     "local copies",
     "busiest NIC",
-    "  of its mean",
+    "  layouts allow",
     "rounds",
     "messages",
     "staging, busiest rank",
@@ -38,6 +38,7 @@ class Figures:
     rounds: int
     messages: int
     staging_bytes: int  # of the busiest rank
+    nic_bound: int  # see `nccl_m2n.planning.traffic.nic_bound`
 
     @property
     def name(self) -> str:
@@ -64,8 +65,6 @@ def title(transfers: Sequence[Transfer], topology: Topology) -> str:
 
 def _column(plan: Figures) -> list[str]:
     traffic = plan.traffic
-    used = np.maximum(traffic.sent, traffic.received)
-    mean = used[used > 0].mean() if used.any() else 0
     return [
         f"{plan.flows}",
         bytes_text(traffic.network_bytes),
@@ -73,7 +72,7 @@ def _column(plan: Figures) -> list[str]:
         bytes_text(traffic.nvlink_bytes),
         bytes_text(traffic.local_bytes),
         bytes_text(traffic.busiest),
-        f"{traffic.busiest / mean:.3f} ×" if mean else "–",
+        bytes_text(plan.nic_bound),
         f"{plan.rounds}",
         f"{plan.messages}",
         bytes_text(plan.staging_bytes),

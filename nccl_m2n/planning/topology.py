@@ -20,7 +20,7 @@ from nccl_m2n.typing import Ints
 class Topology:
     """Ranks grouped in domains: NVLink (or shared memory) within, only the network between.
 
-    A rank's place within its domain is its *rail*: real clusters join equal rails by the shortest way.
+    A rank's position within its domain is its *rail*: real clusters join equal rails by the shortest way.
 
     Args:
         domains: The ranks of each domain; every rank in one domain.

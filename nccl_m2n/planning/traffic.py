@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from nccl_m2n.planning.bundles import Bundles
+from nccl_m2n.planning.feeds import feeds_by_domain
+from nccl_m2n.planning.ranksets import RankTable
 from nccl_m2n.planning.routes import Routes
 from nccl_m2n.planning.topology import Topology
 from nccl_m2n.typing import Ints
+
+MOST_ASKED = 512  # sets of ranks that are compared with one another
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +45,16 @@ def count_traffic(bundles: Bundles, routes: Routes, topology: Topology) -> Traff
         chosen = hops["network"] == network
         np.add.at(loads[2 * tier], hops["source"][chosen], size[chosen])
         np.add.at(loads[2 * tier + 1], hops["destination"][chosen], size[chosen])
+    sent, received, nvlink_sent, nvlink_received = loads
     return Traffic(
-        int(loads[0].sum()),
+        int(sent.sum()),
         network_bound(bundles, topology),
-        int(loads[2].sum()),
+        int(nvlink_sent.sum()),
         _local_bytes(bundles),
-        *loads,
+        sent,
+        received,
+        nvlink_sent,
+        nvlink_received,
     )
 
 
@@ -58,6 +66,43 @@ def network_bound(bundles: Bundles, topology: Topology) -> int:
         size * len(domains[needers] - domains[holders])
         for size, holders, needers, _ in bundles.table.tolist()
     )
+
+
+def nic_bound(bundles: Bundles, topology: Topology) -> int:
+    """The least bytes of the busiest NIC when holders send and needers receive, as far as can be told quickly.
+
+    What only some ranks can send, or receive, leaves each of them a mean share at least. The ranks asked about are
+    each set of holders, each set of needers in a domain, each domain, and all together.
+    """
+    feeds, table = feeds_by_domain(bundles, topology), bundles.sets.table()
+    size = bundles.table["bytes"]
+    far = np.flatnonzero(feeds.network)
+    leaving = np.unique(feeds.bundle[far])  # at least once, whoever hands it on
+    sent = _least_load(table, bundles.table["holders"][leaving], size[leaving], topology)
+    return max(sent, _least_load(table, feeds.needers[far], size[feeds.bundle[far]], topology))
+
+
+def _least_load(table: RankTable, sets: Ints, amounts: Ints, topology: Topology) -> int:
+    """Bytes of the busiest rank, at least, when each set's amount falls on its members as evenly as can be."""
+    used, which = np.unique(sets, return_inverse=True)
+    if not len(used):
+        return 0
+    amount = np.bincount(which, amounts.astype(float), minlength=len(used))
+    row, rank = table.members(used)
+    held = np.zeros((len(used), int(rank.max()) + 1), bool)
+    held[row, rank] = True
+    asked = [np.any(held, axis=0, keepdims=True)]
+    for domain in np.unique(topology.domain_table[rank]).tolist():
+        inside = held[:, topology.domain_table[: held.shape[1]] == domain].sum(axis=1) == table.counts[used]
+        asked.append(np.any(held[inside], axis=0, keepdims=True))
+    if len(used) <= MOST_ASKED:
+        asked.append(held)
+    groups = np.concatenate(asked)
+    outside = (~groups).astype(np.float32) @ held.T.astype(
+        np.float32
+    )  # (groups, sets) members out of the group
+    loads = np.equal(outside, 0) @ amount / np.maximum(groups.sum(axis=1), 1)
+    return int(np.ceil(loads.max()))
 
 
 def _local_bytes(bundles: Bundles) -> int:

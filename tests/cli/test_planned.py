@@ -22,7 +22,7 @@ LLAMA = ["--model", "Llama-3.1-8B", "--source", "tp=4,pp=2", "--destination", "t
 
 def test_plan_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
-    assert main(["plan", *LLAMA, "--json", str(out)]) == 0
+    assert main(["plan", *LLAMA, "--domain", "8", "--json", str(out)]) == 0
     assert "Llama-3.1-8B: tp=4,pp=2 on ranks 0-7 to tp=8,dp=2 on ranks 8-23" in capsys.readouterr().out
     said = json.loads(out.read_text())
     assert (said["schema"], said["schema_version"], said["ranks"]) == ("nccl_m2n.plan", 1, 24)
@@ -30,6 +30,29 @@ def test_plan_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.Capt
     reshard = said["methods"]["reshard"]
     assert reshard["network_bytes"] == reshard["network_bytes_bound"] > 0
     assert said["methods"]["direct"]["network_bytes"] >= reshard["network_bytes"]
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+@pytest.mark.parametrize(
+    ("more", "domains", "why"),
+    [
+        ([], [8, 16], "planned as if each side were a domain of its own"),
+        (["--overlap"], [16], "as the transport finds them"),
+        (["--domain", "4"], [4] * 6, "as asked"),
+    ],
+)
+def test_domains_are_those_of_refit_on_one_machine(
+    command: str,
+    more: list[str],
+    domains: list[int],
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "plan.json"
+    assert main([command, *LLAMA, *more, "--json", str(out)]) == 0
+    assert f"({why})" in capsys.readouterr().out
+    assert [len(ranks) for ranks in json.loads(out.read_text())["domains"]] == domains
 
 
 def test_json_in_place_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_m2n import Box, Layout, Mesh, Piece, Replicate, Segment, Shard
-from nccl_m2n.layout.intervals import chunk_bounds, overlaps
+from nccl_m2n.layout.intervals import overlaps, shard_bounds
 from nccl_m2n.layout.partition import BoxPartition, GridPartition, box_overlaps, box_partition
 from tests import naive, strategies
 from tests.layout import checks
@@ -38,7 +38,7 @@ def test_boxes_meet_where_index_sets_do() -> None:
 @pytest.mark.parametrize("extent", range(12))
 def test_chunks(extent: int) -> None:
     for parts in range(1, 14):
-        start, stop = chunk_bounds(np.array([extent]), parts, np.arange(parts))
+        start, stop = shard_bounds(np.array([extent]), parts, np.arange(parts))
         expected = naive.ceil_chunks(list(range(extent)), parts)
         assert [list(range(a, b)) for a, b in zip(start, stop, strict=True)] == expected
 

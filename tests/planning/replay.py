@@ -2,7 +2,7 @@
 """Carry out a plan byte by byte, on tables of tokens, in the order most likely to go wrong.
 
 Every byte of every global tensor is one distinct number, a *token*; what has not been written is
-`NOTHING`. Memory of each rank: its source arrays, its destination arrays, and two staging slots of
+`NOTHING`. Memory of each rank: its source arrays, its destination arrays, and two halves of staging of
 each kind, which are wiped before they are used again. Packing for round x + 1 is done before the
 messages of round x are sent, and what arrived in round x - 1 is unpacked after them, as on a device.
 """
@@ -65,8 +65,8 @@ class Replay:
                 self.ranks[rank].destinations[number] = np.full(shape, NOTHING)
         for rank, program in self.programs.items():
             memory = self.ranks[rank]
-            memory.send = [np.full(program.send_slot_bytes, NOTHING) for _ in range(2)]
-            memory.receive = [np.full(program.receive_slot_bytes, NOTHING) for _ in range(2)]
+            memory.send = [np.full(program.send_half_bytes, NOTHING) for _ in range(2)]
+            memory.receive = [np.full(program.receive_half_bytes, NOTHING) for _ in range(2)]
             self._check_tables(rank)
 
     def run(self) -> None:
@@ -92,11 +92,11 @@ class Replay:
 
     def _pack(self, number: int) -> None:
         for rank, program in self.programs.items():
-            slot = self.ranks[rank].send[number % 2]
-            slot[:] = NOTHING
+            half = self.ranks[rank].send[number % 2]
+            half[:] = NOTHING
             for i in np.flatnonzero((program.chunks["round"] == number) & ~program.chunks["received"]):
                 chunk = program.chunks[i]
-                memory = slot[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
+                memory = half[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
                 for span in self._spans(program, i):
                     cell = self._cell(self.ranks[rank].sources, program.source_cells[span["cell"]])
                     values = cell.reshape(-1)[span["start"] : span["stop"]]
@@ -124,18 +124,18 @@ class Replay:
         assert sends.keys() == receives.keys()
         for (source, destination), messages in sends.items():
             assert source != destination, f"rank {source} sends to itself"
-            for data, (slot, end) in zip(messages, receives[source, destination], strict=True):
+            for data, (half, end) in zip(messages, receives[source, destination], strict=True):
                 assert len(data) == end.stop - end.start
                 assert NOTHING not in data, f"rank {source} sends in round {number} what it does not have"
-                self._write(slot, end, data)
+                self._write(half, end, data)
                 self.sent[source, destination] += len(data)
 
     def _unpack(self, number: int) -> None:
         for rank, program in self.programs.items():
-            slot = self.ranks[rank].receive[number % 2]
+            half = self.ranks[rank].receive[number % 2]
             for i in np.flatnonzero((program.chunks["round"] == number) & program.chunks["received"]):
                 chunk = program.chunks[i]
-                memory = slot[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
+                memory = half[chunk["offset"] : chunk["offset"] + chunk["bytes"]]
                 for span in self._spans(program, i):
                     cell = self._cell(self.ranks[rank].destinations, program.destination_cells[span["cell"]])
                     flat = cell.reshape(-1).copy()  # the cell may be strided
@@ -169,7 +169,7 @@ class Replay:
         return spans
 
     def _check_tables(self, rank: int) -> None:
-        """Chunks lie apart in their slots; all are sorted; every chunk has its messages."""
+        """Chunks lie apart in their halves; all are sorted; every chunk has its messages."""
         program = self.programs[rank]
         chunks, messages = program.chunks, program.messages
         assert (program.rank, program.rounds) == (rank, self.plan.rounds)
@@ -179,13 +179,13 @@ class Replay:
         assert (chunks["bytes"] > 0).all()
         assert chunks["spans"].sum() == len(program.spans)
         for received in (False, True):
-            size = program.receive_slot_bytes if received else program.send_slot_bytes
+            size = program.receive_half_bytes if received else program.send_half_bytes
             for number in np.unique(chunks["round"]):
                 mine = chunks[(chunks["round"] == number) & (chunks["received"] == received)]
                 mine = mine[np.argsort(mine["offset"])]
                 ends = mine["offset"] + mine["bytes"]
-                assert (ends[:-1] <= mine["offset"][1:]).all(), "chunks overlap in their slot"
-                assert (ends <= size).all(), "a chunk lies outside its slot"
+                assert (ends[:-1] <= mine["offset"][1:]).all(), "chunks overlap in their half"
+                assert (ends <= size).all(), "a chunk lies outside its half"
         arriving = messages["chunk"][~messages["send"]]
         assert sorted(arriving.tolist()) == np.flatnonzero(chunks["received"]).tolist()
         leaving = set(messages["chunk"][messages["send"]].tolist())

@@ -90,7 +90,7 @@ def test_printed() -> None:
         NVLink                 96.0 MiB        0 B         120.0 MiB
         local copies                0 B        0 B               0 B
         busiest NIC             8.0 MiB   32.0 MiB          32.0 MiB
-          of its mean           1.000 ×    1.000 ×           1.000 ×
+          layouts allow         8.0 MiB    8.0 MiB           8.0 MiB
         rounds                       15          1                50
         messages                    224         16               768
         staging, busiest rank   4.6 MiB   64.0 MiB           2.3 MiB
@@ -107,7 +107,7 @@ def test_printed_when_nothing_moves() -> None:
         NVLink                     0 B     0 B              96 B
         local copies              64 B    64 B              64 B
         busiest NIC                0 B     0 B               0 B
-          of its mean                –       –                 –
+          layouts allow            0 B     0 B               0 B
         rounds                       0       0                 2
         messages                     0       0                 3
         staging, busiest rank      0 B     0 B             192 B

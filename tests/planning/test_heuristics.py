@@ -7,17 +7,19 @@ package: numbers stand as they are meant.
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from nccl_m2n import Layout, Mesh, Placement, Plan, Replicate, Shard, Topology, Transfer, plan
+from nccl_m2n import Box, Layout, Mesh, Placement, Plan, Replicate, Shard, Topology, Transfer, plan
 from nccl_m2n.planning.bundles import make_bundles
 from nccl_m2n.planning.methods import others
 from nccl_m2n.planning.options import PlanOptions
 from nccl_m2n.planning.rounds import chunk_table, schedule, staging_by_rank
 from nccl_m2n.planning.routes import FLOW, HOP, Routes
+from nccl_m2n.planning.traffic import nic_bound
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -237,11 +239,11 @@ def test_handing_on_through_others_reaches_everyone_once_and_evenly() -> None:
     assert sent.max() <= 1.05 * sent.mean()
 
 
-def meeting(flows: int) -> Routes:
+def meeting(flows: int, size: int) -> Routes:
     """Every flow has another sender and another entry, and all are handed on to one rank."""
     number = np.arange(flows)
     made, hops = np.zeros(flows, FLOW), np.zeros(2 * flows, HOP)
-    made["bundle"], made["stop"], made["sender"] = number, MIB, number
+    made["bundle"], made["stop"], made["sender"] = number, size, number
     hops["flow"], hops["depth"] = np.repeat(number, 2), np.tile([0, 1], flows)
     hops["source"] = np.stack([number, flows + number], axis=1).ravel()
     hops["destination"] = np.stack([flows + number, np.full(flows, 2 * flows)], axis=1).ravel()
@@ -251,16 +253,16 @@ def meeting(flows: int) -> Routes:
 
 def test_flows_that_take_no_turns_do_not_meet_in_one_group() -> None:
     """1,100 pairs of ranks know nothing of each other; their flows are spread over rounds all the same."""
-    routes = meeting(1100)
+    routes = meeting(1100, 16)
     rounds = schedule(routes, 2201, None, ENDLESS)
     _, _, _, at = chunk_table(routes.flows, rounds)
     assert np.bincount(at).max() <= 1024
-    assert rounds <= 32
+    assert rounds <= 4
 
 
 def test_counting_loads_takes_little_memory() -> None:
     """Of a million chunks, some 260,000 at once."""
-    routes = meeting(1 << 14)
+    routes = meeting(1 << 14, MIB)
     routes.flows["chunks"] = 64
     for end in ("source", "destination"):
         routes.hops[end] %= 128
@@ -329,3 +331,16 @@ def test_a_sender_alone_needs_no_gentle_rounds() -> None:
 def test_other_methods_are_compared_as_far_as_they_make_50_000_hops(replicas: int, names: list[str]) -> None:
     bundles = make_bundles([move(MIB, range(200), range(200, 200 + replicas))])
     assert others(bundles) == names
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(500, 9000), (600, 16)])
+def test_up_to_512_sets_of_ranks_are_asked_for_the_bound_of_nics(ranks: int, least: int) -> None:
+    """One of many pairs has much more to move than the others; beyond, only their mean is told."""
+    ends = [0, *range(9000, 9000 + ranks)]
+    boxes = [Box((a,), (b,)) for a, b in itertools.pairwise(ends)]
+    source, destination = (
+        Layout.from_pieces((ends[-1],), {first + i: [box] for i, box in enumerate(boxes)})
+        for first in (0, ranks)
+    )
+    sides = Topology([range(ranks), range(ranks, 2 * ranks)])
+    assert nic_bound(make_bundles([Transfer(source, destination, "uint8")]), sides) == least

@@ -73,7 +73,7 @@ class DeviceRank:
         cupy, rank = import_cupy(), self.program.rank
         size = [int(slot[rank]) if rank < len(slot) else 0 for slot in slots]
         self._slot_bytes = [-(-each // SLOT_ALIGNMENT) * SLOT_ALIGNMENT for each in size]
-        pack = -(-self.program.send_slot_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+        pack = -(-self.program.send_half_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
         self.staging_bytes = pack + 2 * sum(self._slot_bytes)
         self._staging = cupy.cuda.alloc(max(1, self.staging_bytes))
         self._scratch = self._staging.ptr
