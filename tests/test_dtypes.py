@@ -143,9 +143,7 @@ def test_a_narrower_range_has_to_be_named(a: str, b: str, cast: Cast, named: boo
         asked.check("w.1", a, b)
 
 
-@pytest.mark.parametrize(
-    "cast", [1, None, 2.5, "yes", "int8", ["float32", 3], {"w": "int4"}, object()], ids=str
-)
+@pytest.mark.parametrize("cast", [1, None, 2.5, "yes", "int8", ["float32", 3], {"w": "int4"}, ...], ids=str)
 def test_what_is_no_cast(cast: Cast) -> None:
     with pytest.raises(LayoutError, match=r"expected (cast|an element type)"):
         Casts.of(cast)
