@@ -125,7 +125,8 @@ def record(model: str, source: str, destination: str) -> list[list[bytes]]:
         recorder,
         {
             rank: [
-                describe_side(i, declare(manifest, side, rank, (i + 1) << 44)) for i, side in enumerate(sides)
+                describe_side(i, declare(manifest, side, rank, (i + 1) << 44)).only(())
+                for i, side in enumerate(sides)
             ]
             for rank in recorder.local_ranks
         },

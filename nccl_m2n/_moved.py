@@ -15,6 +15,9 @@ from typing import Any
 MOVED = {
     "nccl_m2n.cli.meeting": "nccl_m2n.transport.meeting",
     "nccl_m2n.execution.agree": "nccl_m2n.transport.agree",
+    "nccl_m2n.layout.pieces": "nccl_m2n.layout.piece_layout",
+    "nccl_m2n.planning.places": "nccl_m2n.planning.rank_cells",
+    "nccl_m2n.planning.plan": "nccl_m2n.planning.plans",
     "nccl_m2n.refit.checkpoint": "nccl_m2n.models.checkpoint",
     "nccl_m2n.refit.experts": "nccl_m2n.sharding.experts",
     "nccl_m2n.refit.installed": "nccl_m2n.models.find",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from nccl_m2n.checks import rank_number, several, whole_number
 from nccl_m2n.refit.join import first_of
@@ -14,14 +14,16 @@ from nccl_m2n.transport.base import Transport
 
 
 def agreed_names(
-    transport: Transport, only: Iterable[str], known: Collection[str], purpose: str
+    transport: Transport, only: Iterable[str] | None, known: frozenset[str], purpose: str
 ) -> frozenset[str]:
-    """The names that `only` means, on all ranks the same ones. Collective.
+    """The names that `only` means, on all ranks the same ones. Collective, but where None stands for all.
 
     Raises:
         LayoutError: On every rank, if it means none on one of them.
         DisagreementError: If the ranks mean different ones.
     """
+    if only is None:
+        return known
     every = together(
         transport,
         f"refit: {purpose}",

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
-from nccl_m2n.execution.given import SIDES
-from nccl_m2n.planning import Topology
-from nccl_m2n.refit.broadcast import Views
+from nccl_m2n.execution.given import SIDES, Given
+from nccl_m2n.execution.memory import gpu_of
+from nccl_m2n.planning import Plan, Topology
+from nccl_m2n.planning.options import PlanOptions
+from nccl_m2n.refit.broadcast import Views, moved_by
 from nccl_m2n.refit.deliver import Delivery, Loader, loader_of
 from nccl_m2n.refit.exchange import OwnSide, describe_side, exchange_descriptions
 from nccl_m2n.refit.match import Matched, match_sides
@@ -100,8 +102,7 @@ def join_sides(
         {rank: one.loader for rank, one in every.items()},
         first_of(every).rename,
     )
-    if matched.whole:
-        together(transport, "refit: loaders", lambda rank: joined.delivery.require(matched.whole, rank))
+    _require_takers(transport, joined)
     return joined
 
 
@@ -131,7 +132,23 @@ def rejoined(
         )
         return source, destination
 
-    return replace(joined, declared=together(transport, "refit: rebind", own))
+    made = replace(joined, declared=together(transport, "refit: rebind", own))
+    _require_takers(transport, made)
+    return made
+
+
+def _require_takers(transport: Transport, joined: Joined) -> None:
+    """Refuse full tensors that a rank would get and has no loader or no fitting array for. Collective."""
+    if not joined.matched.whole:
+        return
+    laid_out = Plan.of(joined.matched.laid_out, joined.topology, PlanOptions())
+    arrays = moved_by(laid_out, joined.arrays[1])
+
+    def check(rank: int) -> None:
+        joined.delivery.require(joined.matched.whole, rank)
+        Given(laid_out, rank, SIDES[1], arrays[rank], gpu_of(transport, rank))
+
+    together(transport, "refit: who takes full tensors", check)
 
 
 def _described(

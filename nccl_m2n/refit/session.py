@@ -164,11 +164,7 @@ class Refit:
     def _prepared(self, only: Iterable[str] | None, purpose: str) -> tuple[Subset, Moving]:
         """Some parameters, bound; all ranks agree which, unless these are all. Collective."""
         self._require_open()
-        names = (
-            self._matched.names
-            if only is None
-            else agreed_names(self._transport, only, self._matched.names, purpose)
-        )
+        names = agreed_names(self._transport, only, self._matched.names, purpose)
         if self._running is not None and self._running.subset is not self._subsets.known(names):
             self.wait()  # it is in the staging
         subset = self._subsets.of(names)
@@ -244,11 +240,7 @@ class Refit:
             laid_out = self._matched.laid_out
             every = self._matched.sharded + laid_out
             self._checked = plan(every, self.topology) if laid_out else self.plan
-        names = (
-            self._matched.names
-            if only is None
-            else agreed_names(self._transport, only, self._matched.names, "verify")
-        )
+        names = agreed_names(self._transport, only, self._matched.names, "verify")
         return differing(self._transport, self._checked, self._joined.arrays, names)
 
     def rebind(self, source: Parameters | None = None, destination: Parameters | None = None) -> None:

@@ -26,6 +26,7 @@ _FOLLOWS: dict[str, tuple[int | None, ...]] = {
     "lora_B.weight": (0, None),
     "lora_magnitude_vector": (0,),
 }
+_LAST = {suffix.rpartition(".")[2] for suffix in _FOLLOWS}
 _PREFIX = "base_model.model."  # before the names of adapters
 
 
@@ -51,6 +52,9 @@ def companion_of(name: str, manifest: Manifest, config: Config) -> Companion | N
     Raises:
         CommandError: If its shape does not fit the weight's.
     """
+    last = name[name.rfind(".") + 1 :]
+    if last not in _LAST or (last == "weight" and ".lora_" not in name):
+        return None  # as nearly all
     suffix = next((s for s in _FOLLOWS if name.endswith(f".{s}")), None)
     if suffix is None:
         return None

@@ -102,6 +102,9 @@ class ModelLayouts:
             shipped = (*shipped, Rule("*"))
         self._match = Matcher(shipped, self.config, _INSTEAD)
         self._cache: dict[object, Layout] = {}
+        self._alike_rules: dict[Rule, Rule] = {}
+        self._alike_by_id: dict[int, Rule] = {}  # of the rules that the matcher keeps
+        self._layer_configs: dict[int | None, Config] = {}
         self._grids: dict[tuple[tuple[int, ...], bool], npt.NDArray[np.int64]] = {}
         self._companions = {n: c for n in manifest if (c := companion_of(n, manifest, self.config))}
         self.matched = {name: self._rule_of(name) for name in manifest}
@@ -139,8 +142,8 @@ class ModelLayouts:
         shape, stages = self.manifest[name].shape, self._stages_of(name, matched)
         owners = None if matched.expert is None else self._owner_table[matched.expert]
         steps = companion and (companion.shape, companion.steps)
-        config = self.config.of_layer(matched.layer)
-        key: tuple[object, ...] = (replace(matched.rule, pattern=""), shape, stages, owners, steps, config)
+        config = self._config_of(matched.layer)
+        key: tuple[object, ...] = (id(self._alike(matched.rule)), shape, stages, owners, steps, config)
         if matched.expert is not None and self._stacked_dim is not None:
             key = (*key, matched.expert, part_of(name))
         if key not in self._cache:
@@ -151,6 +154,27 @@ class ModelLayouts:
                     f"{name} of shape {shape} cannot be placed by {matched.rule}: {error}"
                 ) from None
         return self._cache[key]
+
+    def _alike(self, rule: Rule) -> Rule:
+        """The first rule that says the same of whatever names."""
+        found = self._alike_by_id.get(id(rule))
+        if found is None:
+            said = replace(rule, pattern="")
+            found = self._alike_by_id[id(rule)] = self._alike_rules.setdefault(said, rule)
+        return found
+
+    def _config_of(self, layer: int | None) -> Config:
+        if layer not in self._layer_configs:
+            self._layer_configs[layer] = self.config.of_layer(layer)
+        return self._layer_configs[layer]
+
+    def is_vocabulary(self, name: str) -> bool:
+        """Whether a parameter's dimension 0 counts the vocabulary, which storage may pad."""
+        return self.matched[name].rule.padded
+
+    def embedding(self) -> str | None:
+        """The embedding that is the output head too, if the model has one."""
+        return next((n for n, m in self.matched.items() if m.rule.stage == "tied" and self._tied), None)
 
     def expert(self, name: str) -> int | None:
         """The number of the expert whose own tensor this is."""
@@ -232,7 +256,7 @@ class ModelLayouts:
         elif self._padding(rule, shape) is not None:
             layout = padded(rule, shape, grid, self._padding(rule, shape) or 0)
         else:
-            layout = on_grid(rule, shape, grid, self.config.of_layer(matched.layer))
+            layout = on_grid(rule, shape, grid, self._config_of(matched.layer))
         if owners is not None and any(len(slots) > 1 for _, slots in owners):
             layout = in_slots(layout, whole, owners)
         return layout
@@ -256,7 +280,7 @@ class ModelLayouts:
         stages, dp, fsdp, *inner = grid.shape
         replicas = grid.reshape(stages, dp * fsdp, 1, *inner)
         made = companion_layout(
-            on_grid(matched.rule, companion.shape, replicas, self.config.of_layer(matched.layer)),
+            on_grid(matched.rule, companion.shape, replicas, self._config_of(matched.layer)),
             companion,
             shape,
         )

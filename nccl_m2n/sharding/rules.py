@@ -20,6 +20,8 @@ _PLACEHOLDERS = {r"\{layer\}": r"(?P<layer>\d+)", r"\{expert\}": r"(?P<expert>\d
 _LAYER = re.compile(rf"{_TEXT}(?:transformer\.|backbone\.)?(?:layers|h|(?:bert\.)?encoder\.layer)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")
+_BETWEEN_DOTS = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")  # a number that stands by itself in a name
+_PLAIN_WORD = re.compile(r"[A-Za-z_][^*?\[]*|[^0-9]*")  # a word of a pattern that such a number never decides
 
 KINDS: dict[str, tuple[type, ...]] = {  # what a rule's fields may be
     "pattern": (str,),
@@ -126,7 +128,8 @@ class Matcher:
     def __init__(self, rules: Iterable[Rule], config: Config, instead: str = "") -> None:
         self.rules = tuple(rules)
         self._compiled = [_compiled(rule.pattern) for rule in self.rules]
-        self._by_name = any(_NUMBER.search(rule.pattern) for rule in self.rules)
+        words = {word for rule in self.rules for word in rule.pattern.split(".")}
+        self._by_name = not all(map(_PLAIN_WORD.fullmatch, words))
         self._found: dict[tuple[str, tuple[int, ...]], tuple[Rule, int | None, int | None]] = {}
         self._config = config
         self._instead = instead
@@ -137,7 +140,7 @@ class Matcher:
         Raises:
             CommandError: If none does.
         """
-        key = (name if self._by_name else _NUMBER.sub("0", name), tuple(shape))
+        key = (name if self._by_name else _BETWEEN_DOTS.sub("0", name), tuple(shape))
         if key not in self._found:
             self._found[key] = self._find(name, shape)
         rule, layer, expert = self._found[key]

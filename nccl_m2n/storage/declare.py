@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.checks import plain_text, several, shown, table_of, truth, whole_number
 from nccl_m2n.errors import CommandError
 from nccl_m2n.layout.fit import factor_shape
 from nccl_m2n.refit.parameter import Parameter
 from nccl_m2n.sharding.model_layouts import ModelLayouts
+from nccl_m2n.typing import Array
 
 
 def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
@@ -23,6 +23,10 @@ def padded_rows(vocab: int, multiple: int = 64, ranks: int = 1) -> int:
         whole_number(value, what, least=1, error=CommandError)
     unit = multiple * ranks
     return -(-vocab // unit) * unit
+
+
+# What projections of an expert are called: those that widen, then the one that narrows.
+_PROJECTIONS = ((("gate_proj", "up_proj"), "down_proj"), (("w1", "w3"), "w2"), (("up_proj",), "down_proj"))
 
 
 class RankViews:
@@ -52,6 +56,15 @@ class RankViews:
         """Whether the model has the parameter."""
         return name in self.side.manifest
 
+    def projections(self, at: str) -> tuple[tuple[str, ...], str]:
+        """What the projections of an expert, or of a feed-forward block, are called below `at`."""
+        known = (
+            p
+            for p in _PROJECTIONS
+            if self.knows(f"{at}{p[0][0]}.weight") and self.knows(f"{at}{p[1]}.weight")
+        )
+        return next(known, _PROJECTIONS[0])
+
     def local(self, name: str) -> tuple[int, ...]:
         """The shape that this rank's part must have.
 
@@ -65,7 +78,7 @@ class RankViews:
             raise CommandError(f"rank {self.rank} has storage for {name}, which is on other ranks: {layout}")
         return layout.local_shape(self.rank)
 
-    def add(self, name: str, array: Any, stored: str) -> None:
+    def add(self, name: str, array: Array, stored: str) -> None:
         """Declare a view; `stored` is the storage's own name, for messages."""
         if self._left_out(name):
             return
@@ -78,7 +91,7 @@ class RankViews:
             )
         self._made[name] = Parameter(name, self.side.layout(name), array)
 
-    def add_stack(self, names: Sequence[str], array: Any, stored: str, dim: int = 0) -> None:
+    def add_stack(self, names: Sequence[str], array: Array, stored: str, dim: int = 0) -> None:
         """Declare parts that lie end to end along one dimension of the fused array."""
         at = 0
         for name in names:
@@ -91,7 +104,7 @@ class RankViews:
                 f"got shape {tuple(array.shape)}"
             )
 
-    def add_vocabulary(self, names: Iterable[str], array: Any, stored: str) -> None:
+    def add_vocabulary(self, names: Iterable[str], array: Array, stored: str) -> None:
         """Declare the rows that the model has of a vocabulary that may be padded."""
         for name in names:
             if self.rank not in self.side.layout(name).ranks:
@@ -114,7 +127,7 @@ class RankViews:
         assert expert is not None
         return dict(home.owners[expert])[self.side.expert_rank(self.rank)]
 
-    def add_experts(self, names: Sequence[str], stack: Any, stored: str) -> None:
+    def add_experts(self, names: Sequence[str], stack: Array, stored: str) -> None:
         """Declare an expert's parts of arrays stacked by slot: shape (slots, rows of all parts, columns).
 
         A view spans from the expert's first slot to its last one; the layout says which rows between are its.
@@ -166,7 +179,7 @@ class RankViews:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._skip)
 
 
-def named_arrays(arrays: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def named_arrays(arrays: Mapping[str, Array]) -> Iterable[tuple[str, Array]]:
     """A rank's arrays by the storage's names, or an error."""
     made = table_of(arrays, "from stored name to array", error=CommandError)
     for stored, array in made.items():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest
@@ -14,13 +13,14 @@ from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
 from nccl_m2n.storage.declare import RankViews, named_arrays
+from nccl_m2n.typing import Array
 
 
 def fsdp(
     manifest: Manifest,
     parallelism: Parallelism,
     rank: int,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Array],
     *,
     start_rank: int = 0,
     rules: Iterable[Rule] | None = None,
@@ -58,7 +58,7 @@ def fsdp(
     return declared.finish(whole_side)
 
 
-def _stacked(declared: RankViews, stored: str, array: Any) -> None:
+def _stacked(declared: RankViews, stored: str, array: Array) -> None:
     at, _, kind = stored.rpartition(".")
     suffix = "" if declared.knows(f"{at}.0.{kind}") else ".weight"
     parts = GATE_UP if suffix and kind == "gate_up_proj" else (kind,)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from nccl_m2n.checks import shown, whole_number, whole_numbers
+from nccl_m2n.checks import choice, shown, whole_number, whole_numbers
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest, as_manifest
 from nccl_m2n.refit.parameter import Parameter
@@ -16,9 +15,12 @@ from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
 from nccl_m2n.storage.declare import RankViews, named_arrays
+from nccl_m2n.typing import Array
 
 # Where Megatron divides otherwise than the shipped rules say.
 RULES = (Rule("*.eh_proj.weight", tp=0),)
+# Latent attention's down projections as ColumnParallelLinear has them; TELinear repeats them.
+_CUT = (Rule("*.q_a_proj.weight", tp=0), Rule("*.kv_a_proj_with_mqa.weight", tp=0))
 
 # A layer's array -> the same parameter under its published name; of several the one that the model has.
 _PLAIN: dict[str, tuple[str, ...]] = {
@@ -41,26 +43,35 @@ _PLAIN: dict[str, tuple[str, ...]] = {
     "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight",),
     "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
     "mlp.linear_fc2.bias": ("mlp.down_proj.bias",),
-    "mlp.router.weight": ("mlp.gate.weight", "mlp.router.weight"),
+    "mlp.router.weight": ("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight"),
     "mlp.router.bias": ("mlp.router.bias",),
-    "mlp.router.expert_bias": ("mlp.gate.e_score_correction_bias",),
-    "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
+    "mlp.router.expert_bias": (
+        "mlp.gate.e_score_correction_bias",
+        "block_sparse_moe.e_score_correction_bias",
+    ),
+    "mlp.shared_experts.linear_fc2.weight": (
+        "mlp.shared_experts.down_proj.weight",
+        "mlp.shared_expert.down_proj.weight",
+    ),
+    "mlp.shared_experts.gate_weight": ("mlp.shared_expert_gate.weight",),
     "enorm.weight": ("enorm.weight",),
     "hnorm.weight": ("hnorm.weight",),
     "eh_proj.weight": ("eh_proj.weight",),
     "final_layernorm.weight": ("shared_head.norm.weight",),
 }
-# A layer's array -> parts that lie end to end in it.
-_STACKED: dict[str, tuple[str, ...]] = {
+# A layer's array -> parts that lie end to end in it; of several the first that the model has.
+_STACKED: dict[str, tuple[tuple[str, ...], ...]] = {
     "self_attention.linear_qkv_down_proj.weight": (
-        "self_attn.q_a_proj.weight",
-        "self_attn.kv_a_proj_with_mqa.weight",
+        ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
     ),
-    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "mlp.linear_fc1.bias": ("mlp.gate_proj.bias", "mlp.up_proj.bias"),
+    "mlp.linear_fc1.weight": (
+        ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        ("mlp.gate_up_proj.weight",),
+    ),
+    "mlp.linear_fc1.bias": (("mlp.gate_proj.bias", "mlp.up_proj.bias"),),
     "mlp.shared_experts.linear_fc1.weight": (
-        "mlp.shared_experts.gate_proj.weight",
-        "mlp.shared_experts.up_proj.weight",
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+        ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight"),
     ),
 }
 _IN_LAYER = re.compile(r"(decoder|mtp)\.layers\.(\d+)\.(?:(?:transformer_layer|mtp_model_layer)\.)?(.+)")
@@ -75,7 +86,7 @@ def megatron(
     manifest: Manifest,
     parallelism: Parallelism,
     rank: int,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Array],
     *,
     start_rank: int = 0,
     rules: Iterable[Rule] | None = None,
@@ -84,6 +95,7 @@ def megatron(
     skip: Sequence[str] = (),
     zero_padding: bool = False,
     whole_side: bool = False,
+    down_projections: str = "repeated",
 ) -> list[Parameter]:
     """One rank's parameters out of Megatron-Core's arrays, as views.
 
@@ -101,12 +113,16 @@ def megatron(
         skip: Patterns of published names that this side leaves out.
         zero_padding: Set padding rows to zero now; else they are left alone.
         whole_side: List also, without an array, the parameters of which this rank holds nothing.
+        down_projections: What tensor-parallel ranks have of latent attention's down projections:
+            ``"repeated"``, all of them, as Transformer Engine's ``TELinear`` keeps them, or ``"cut"``, as
+            ``ColumnParallelLinear`` does.
 
     Raises:
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
     as_manifest(manifest)
-    rules = (*RULES, *rules_for(manifest)) if rules is None else rules
+    cut = choice(down_projections, "down_projections", ("repeated", "cut"), error=CommandError) == "cut"
+    rules = (*(_CUT if cut else ()), *RULES, *rules_for(manifest)) if rules is None else rules
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab)
     reader = _Reader(RankViews(side, rank, skip, zero_padding), layers)
     for stored, array in named_arrays(arrays):
@@ -114,7 +130,7 @@ def megatron(
     return reader.declared.finish(whole_side)
 
 
-def split_qkv(array: Any, groups: int, queries: int, head_dim: int) -> tuple[Any, Any, Any]:
+def split_qkv(array: Array, groups: int, queries: int, head_dim: int) -> tuple[Array, Array, Array]:
     """Query, key and value out of an array that interleaves them by query group, as views.
 
     Args:
@@ -152,7 +168,7 @@ class _Reader:
         self.side = declared.side
         self.layers = self.side.stage_layers(declared.rank) if layers is None else _numbers(layers)
 
-    def read(self, stored: str, array: Any) -> None:
+    def read(self, stored: str, array: Array) -> None:
         """Declare what one array holds."""
         match = _IN_LAYER.fullmatch(stored)
         if match is not None:
@@ -175,18 +191,21 @@ class _Reader:
             raise CommandError(f"{stored}: this rank's stage has {len(self.layers)} layers: {self.layers}")
         return self.layers[local]
 
-    def _vocabulary(self, main: str, in_layer: str, array: Any, stored: str) -> None:
+    def _vocabulary(self, main: str, in_layer: str, array: Array, stored: str) -> None:
         """The vocabulary itself, and the prediction layers' copies of it."""
         copies = [f"model.layers.{n}{in_layer}" for n in self.side.prediction_layers]
         self.declared.add_vocabulary([n for n in (main, *copies) if self.declared.knows(n)], array, stored)
 
-    def _in_layer(self, layer: int, tail: str, array: Any, stored: str) -> None:
+    def _in_layer(self, layer: int, tail: str, array: Array, stored: str) -> None:
         at = f"model.layers.{layer}."
         if tail in _PLAIN:
             names = [at + name for name in _PLAIN[tail]]
             self.declared.add(next(filter(self.declared.knows, names), names[0]), array, stored)
         elif tail in _STACKED:
-            self.declared.add_stack([at + name for name in _STACKED[tail]], array, stored)
+            ways = [[at + name for name in names] for names in _STACKED[tail]]
+            self.declared.add_stack(
+                next((w for w in ways if self.declared.knows(w[0])), ways[0]), array, stored
+            )
         elif tail.startswith("self_attention.linear_qkv."):
             self._qkv(at, tail.rpartition(".")[2], array, stored)
         elif (one := _ONE_EXPERT.fullmatch(tail)) is not None:
@@ -197,7 +216,7 @@ class _Reader:
         else:
             raise CommandError(f"{stored} is no array of Megatron-Core's that has a published name here")
 
-    def _qkv(self, at: str, kind: str, array: Any, stored: str) -> None:
+    def _qkv(self, at: str, kind: str, array: Array, stored: str) -> None:
         config = self.side.config
         names = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
         heads, groups = config.size("num_attention_heads"), config.size("num_key_value_heads")
@@ -216,20 +235,22 @@ class _Reader:
         for name, view in zip(names, views, strict=True):
             self.declared.add(name, view, stored)
 
-    def _expert(self, at: str, which: str, kind: str, local: int, array: Any, stored: str) -> None:
+    def _expert(self, at: str, which: str, kind: str, local: int, array: Array, stored: str) -> None:
         home = self.side.home
         own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]
         if local >= len(own):
             raise CommandError(f"{stored}: rank {self.declared.rank} owns {len(own)} experts")
-        expert = f"{at}mlp.experts.{own[local]}."
+        block = "block_sparse_moe" if self.declared.knows(f"{at}block_sparse_moe.gate.weight") else "mlp"
+        expert = f"{at}{block}.experts.{own[local]}."
+        up, down = self.declared.projections(expert)
         if self.declared.knows(f"{expert}gate_up_proj"):
             self._interleaved(expert, which, kind, array, stored)
         elif which == "2":
-            self.declared.add(f"{expert}down_proj.{kind}", array, stored)
+            self.declared.add(f"{expert}{down}.{kind}", array, stored)
         else:
-            self.declared.add_stack([f"{expert}gate_proj.{kind}", f"{expert}up_proj.{kind}"], array, stored)
+            self.declared.add_stack([f"{expert}{part}.{kind}" for part in up], array, stored)
 
-    def _interleaved(self, expert: str, which: str, kind: str, array: Any, stored: str) -> None:
+    def _interleaved(self, expert: str, which: str, kind: str, array: Array, stored: str) -> None:
         """GPT-OSS: published as (in, out) with gate and up in turn, kept as [gate; up] of (out, in)."""
         name = f"{expert}{'gate_up_proj' if which == '1' else 'down_proj'}"
         if which == "1":
@@ -237,7 +258,7 @@ class _Reader:
         turned = array.swapaxes(0, -1) if array.ndim > 1 else array
         self.declared.add(name if kind == "weight" else f"{name}_{kind}", turned, stored)
 
-    def _experts(self, at: str, which: str, array: Any, stored: str) -> None:
+    def _experts(self, at: str, which: str, array: Array, stored: str) -> None:
         """All of a rank's experts in one array, each one's matrix transposed."""
         home = self.side.home
         own = () if home is None else home.slots[self.side.expert_rank(self.declared.rank)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from nccl_m2n.errors import CommandError
 from nccl_m2n.models.manifest import Manifest, as_manifest
@@ -14,6 +13,7 @@ from nccl_m2n.sharding.model_layouts import ModelLayouts
 from nccl_m2n.sharding.parallelism import Parallelism
 from nccl_m2n.sharding.rules import Rule
 from nccl_m2n.storage.declare import RankViews, named_arrays, padded_rows
+from nccl_m2n.typing import Array
 
 # The fused module -> the published modules that lie end to end in it.
 _FUSED = {
@@ -23,14 +23,13 @@ _FUSED = {
     "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
 }
 _EXPERTS = re.compile(r"(.+\.experts)\.(?:routed_experts\.)?(w13|w2)_(weight|weight_scale_inv|bias)")
-_VOCABULARY = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
 
 
 def vllm(
     manifest: Manifest,
     parallelism: Parallelism,
     rank: int,
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Array],
     *,
     start_rank: int = 0,
     rules: Iterable[Rule] | None = None,
@@ -63,25 +62,27 @@ def vllm(
         CommandError: If an array is unknown, missing or has another shape than the layouts say.
     """
     as_manifest(manifest)
-    if padded_vocab is None:
-        rows = [i.shape[0] for n, i in manifest.items() if n.endswith(_VOCABULARY)]
-        padded_vocab = padded_rows(max(rows)) if rows else None
     side = ModelLayouts(manifest, parallelism, rules, start_rank, padded_vocab, expert_slots)
+    if padded_vocab is None:
+        rows = [info.shape[0] for name, info in manifest.items() if side.is_vocabulary(name)]
+        side.padded_vocab = padded_rows(max(rows)) if rows else None
     declared = RankViews(side, rank, skip, zero_padding)
     for stored, array in named_arrays(arrays):
         _read(declared, stored, array)
     return declared.finish(whole_side)
 
 
-def _read(declared: RankViews, stored: str, array: Any) -> None:
+def _read(declared: RankViews, stored: str, array: Array) -> None:
     at, _, kind = stored.rpartition(".")
     at, _, module = at.rpartition(".")
     experts = _EXPERTS.fullmatch(stored)
-    if stored.endswith(_VOCABULARY):
-        tied = stored == "lm_head.weight" and not declared.knows(stored)
-        declared.add_vocabulary(["model.embed_tokens.weight" if tied else stored], array, stored)
+    tied = declared.side.embedding() if stored.endswith("lm_head.weight") else None
+    if declared.knows(stored) and declared.side.is_vocabulary(stored):
+        declared.add_vocabulary([stored], array, stored)
     elif declared.knows(stored):
         declared.add(stored, array, stored)
+    elif tied is not None:
+        declared.add_vocabulary([tied], array, stored)
     elif module in _FUSED:
         declared.add_stack([f"{at}.{part}.{kind}" for part in _FUSED[module]], array, stored)
     elif experts is not None:
@@ -92,11 +93,16 @@ def _read(declared: RankViews, stored: str, array: Any) -> None:
         )
 
 
-def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, stored: str) -> None:
+def _experts(declared: RankViews, at: str, which: str, kind: str, array: Array, stored: str) -> None:
+    block = at.removesuffix(".experts")
+    if declared.knows(f"{block}.input_linear.weight"):  # Granite's name for all of them
+        declared.add(f"{block}.{'input' if which == 'w13' else 'output'}_linear.{kind}", array, stored)
+        return
     if declared.knows(f"{at}.gate_up_proj"):  # the published checkpoint stacks the experts too
         name = f"{at}.{'gate_up_proj' if which == 'w13' else 'down_proj'}"
         weight = kind == "weight"
-        declared.add(name if weight else f"{name}_{kind}", array.swapaxes(1, 2) if weight else array, stored)
+        turned = weight and declared.side.matched[f"{at}.gate_up_proj"].rule.tp == 2  # (experts, in, out)
+        declared.add(name if weight else f"{name}_{kind}", array.swapaxes(1, 2) if turned else array, stored)
         return
     home = declared.side.home
     if home is None:
@@ -107,7 +113,8 @@ def _experts(declared: RankViews, at: str, which: str, kind: str, array: Any, st
             f"{stored} on rank {declared.rank}: expected {len(own)} slots for the experts "
             f"{list(own)}, got shape {tuple(array.shape)}"
         )
-    parts = ("gate_proj", "up_proj") if which == "w13" else ("down_proj",)
+    up, down = declared.projections(f"{at}.{own[0] if own else 0}.")
+    parts = up if which == "w13" else (down,)
     stacked = f"{at}.{own[0]}.gate_up_proj" if own else ""
     for expert in dict.fromkeys(own):
         if declared.knows(stacked):  # stacked in the checkpoint, and taken one by one

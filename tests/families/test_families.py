@@ -10,12 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nccl_m2n import Topology, Transfer, plan
 from nccl_m2n.cli import main
+from nccl_m2n.cli.output import methods_data
+from nccl_m2n.models import Manifest
 from nccl_m2n.models.families import GENERATORS
-from nccl_m2n.sharding import Parallelism
+from nccl_m2n.sharding import Parallelism, layouts
 from nccl_m2n.sharding.families import RULES
 from nccl_m2n.sharding.model_layouts import ModelLayouts
 from tests.families import table, tiny
+from tests.families.real import REAL
 
 FAMILIES = sorted(tiny.models())
 # What a configuration cannot tell, or what transformers saves otherwise than it is published.
@@ -115,3 +119,24 @@ def test_a_new_family_touches_models_sharding_and_storage_only() -> None:
     for room in ("refit", "execution", "planning", "layout", "transport", "simulation"):
         for path in (package / room).rglob("*.py"):
             assert names.search(path.read_text(encoding="utf-8")) is None, path
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_configurations_have_their_parameters(name: str) -> None:
+    config, billions = REAL[name]
+    count = sum(info.size for info in Manifest.from_config(config).values())
+    assert count == pytest.approx(billions * 1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["GPT-OSS-120B", "Llama-4-Scout", "Llama-4-Maverick"])
+def test_real_models_cross_the_network_once(name: str) -> None:
+    manifest = Manifest.from_config(REAL[name][0])
+    trainer, generator = (
+        Parallelism.parse("tp=2,pp=4,ep=8,etp=1,dp=4"),
+        Parallelism.parse("tp=8,dp=4,ep=32,order=vllm"),
+    )
+    before, after = layouts(manifest, trainer), layouts(manifest, generator, start_rank=trainer.size)
+    transfers = [Transfer(before[n], after[n], info.dtype, n) for n, info in manifest.items()]
+    made = plan(transfers, Topology.regular(trainer.size + generator.size, 8))
+    reshard = methods_data(made)["reshard"]
+    assert reshard["network_bytes"] == reshard["network_bytes_bound"] > 0

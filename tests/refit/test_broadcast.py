@@ -174,6 +174,26 @@ def test_what_is_refused() -> None:
         refit({0: [Parameter("w", dtype="int64")]}, needs(sharded((8, 3), EIGHT)))
 
 
+def test_an_array_that_cannot_take_its_part_is_refused_before_anything_moves() -> None:
+    destination = sharded((8, 3), EIGHT)
+    have, read_only = holds(sharded((8, 3), FOUR), values((8, 3))), np.zeros((2, 3), int)
+    read_only.flags.writeable = False
+    for array, said in (
+        (None, "expected one of local shape .*, got none"),
+        (np.zeros((3, 2), int), "expected local shape"),
+        (read_only, "expected a writable array"),
+    ):
+        wanted = {**needs(destination), 5: [Parameter("w", destination, array)]}
+        with pytest.raises(LayoutError, match=f"rank 5: tensor 'w', destination array: {said}"):
+            refit(have, wanted, whole=["*"])
+        made = moved(have, needs(destination), whole=["*"])
+        with pytest.raises(LayoutError, match="rank 5: "):
+            made.rebind(destination=wanted)
+        made.run()
+        made.wait()
+        assert made.verify() == []
+
+
 def test_buckets() -> None:
     def tensor(rows: int) -> Transfer:
         return Transfer(copies((rows,), 0), copies((rows,), 1), "int8", f"t{rows}")

@@ -15,6 +15,7 @@ from nccl_m2n.models.families import dense, encoders, experts, hybrid, latent, o
 from nccl_m2n.models.families.parts import Entry
 from nccl_m2n.models.families.quantised import quantised
 from nccl_m2n.models.manifest import TensorInfo
+from nccl_m2n.models.reading import whole
 
 GENERATORS: dict[str, Callable[[Config], Iterator[Entry]]] = {
     **dense.GENERATORS,
@@ -49,6 +50,8 @@ def describe(
         )
     tensors = {}
     for name, shape, dtype in quantised(read, GENERATORS[read.family](read)):
+        if not all(map(whole, shape)):
+            raise CommandError(f"{label} describes {name} of shape {shape}, larger than any tensor")
         tensors[name] = TensorInfo(shape, dtype)
         if len(tensors) > MOST_TENSORS:
             raise CommandError(f"{label} describes more than {MOST_TENSORS:,} tensors")

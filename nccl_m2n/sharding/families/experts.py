@@ -20,10 +20,9 @@ from nccl_m2n.sharding.rules import Rule
 
 _ATTENTION = f"{LAYER}self_attn."
 _SPARSE = f"{LAYER}block_sparse_moe."
-_W123 = {"up": ("w1", "w3"), "down": "w2"}
 
 EXPERTS: Rules = experts() + stacked() + DENSE
-MIXTRAL: Rules = experts(_SPARSE, **_W123) + DENSE  # type: ignore[arg-type]
+MIXTRAL: Rules = experts(_SPARSE, ("w1", "w3"), "w2") + DENSE
 MINIMAX_M2: Rules = (
     Rule(f"{_ATTENTION}q_norm.weight", tp=0, **QUERY),  # over all heads, of which a rank has its own
     Rule(f"{_ATTENTION}k_norm.weight", tp=0, **KEY_VALUE),
@@ -60,10 +59,10 @@ _PREDICTION: Rules = (
 )
 LATENT: Rules = experts() + stacked() + latent() + _PREDICTION + DENSE
 LONGCAT: Rules = (
-    *latent(f"{_ATTENTION}[01]."),
-    *row(f"{_ATTENTION}[01].", "o_proj", **QUERY),
-    *column(f"{_ATTENTION}[01].", "q_proj", **QUERY),
-    *mlp(f"{LAYER}mlps.[01]."),
+    *latent(f"{_ATTENTION}?."),
+    *row(f"{_ATTENTION}?.", "o_proj", **QUERY),
+    *column(f"{_ATTENTION}?.", "q_proj", **QUERY),
+    *mlp(f"{LAYER}mlps.?."),
     *whole(f"{LAYER}mlp.router.", "classifier.weight", "classifier.bias"),
     *LATENT,
 )

@@ -10,6 +10,7 @@ from nccl_m2n.sharding.families.experts import EXPERTS, GRANITE_MOE, latent
 from nccl_m2n.sharding.families.parts import (
     LAYER,
     Rules,
+    Units,
     attention,
     column,
     ends,
@@ -54,8 +55,8 @@ _VALUES = "linear_num_value_heads * linear_value_head_dim"
 
 def gated_delta(at: str = f"{LAYER}linear_attn.") -> Rules:
     """Gated delta networks: Qwen3-Next packs by key head, Qwen3.5 end to end."""
-    keys = {"units": "linear_num_key_heads", "repeat": False}
-    values = {"units": "linear_num_value_heads", "repeat": False}
+    keys: Units = {"units": "linear_num_key_heads", "repeat": False}
+    values: Units = {"units": "linear_num_value_heads", "repeat": False}
     return (
         *column(at, "in_proj_qkvz", "in_proj_ba", **keys),
         *column(at, "in_proj_qkv", "conv1d", segments=(_KEYS, _KEYS, _VALUES), repeat=False),
@@ -114,12 +115,12 @@ LFM2: Rules = (
     *ends(norm="model.embedding_norm.weight"),
     *norms(),
 )
-_LINEAR = {"units": "linear_num_heads", "repeat": False}
+_LINEAR: Units = {"units": "linear_num_heads", "repeat": False}
 _KIMI = f"{LAYER}self_attn."
 KIMI_LINEAR: Rules = (
     *column(_KIMI, "b_proj", "[fg]_b_proj", "[qkv]_proj", "[qkv]_conv1d", **_LINEAR),
-    Rule(f"{_KIMI}A_log", tp=2, shape=(None,) * 4, **_LINEAR),  # type: ignore[arg-type]
-    Rule(f"{_KIMI}dt_bias", tp=0, **_LINEAR),  # type: ignore[arg-type]
+    Rule(f"{_KIMI}A_log", tp=2, shape=(None,) * 4, **_LINEAR),
+    Rule(f"{_KIMI}dt_bias", tp=0, **_LINEAR),
     *whole(_KIMI, "[fg]_a_proj.weight"),
     *latent(),
     *experts(f"{LAYER}block_sparse_moe.", ("w1", "w3"), "w2"),

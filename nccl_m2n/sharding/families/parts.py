@@ -3,22 +3,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from nccl_m2n.sharding.rules import Rule
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Rules = tuple[Rule, ...]
+
+
+class Where(TypedDict, total=False):
+    """The stage of a module that is not a layer's."""
+
+    stage: str | None
+
+
+class Units(Where, total=False):
+    """What the dimension of a module consists of."""
+
+    units: int | str | None
+    repeat: bool
+
+
+class Options(Units, total=False):
+    """What rules of a module may say beside its pattern and its dimension."""
+
+    segments: int | tuple[int | str, ...]
+    shape: tuple[int | str | None, ...] | None
+
+
 LAYER = "{text}layers.{layer}."
-QUERY: dict[str, Any] = {"units": "num_attention_heads", "repeat": False}
-KEY_VALUE: dict[str, Any] = {"units": "num_key_value_heads"}
+QUERY: Units = {"units": "num_attention_heads", "repeat": False}
+KEY_VALUE: Units = {"units": "num_key_value_heads"}
 
 
-def column(at: str, *modules: str, **options: Any) -> Rules:
+def column(at: str, *modules: str, **options: Unpack[Options]) -> Rules:
     """Modules whose output features are shared out: dimension 0 of the weight, and the bias along with it."""
     return tuple(Rule(f"{at}{m}.{kind}", tp=0, **options) for m in modules for kind in ("weight", "bias"))
 
 
-def row(at: str, *modules: str, **options: Any) -> Rules:
+def row(at: str, *modules: str, **options: Unpack[Options]) -> Rules:
     """Modules whose input features are shared out: dimension 1 of the weight; the bias is whole."""
     rules = (
         (Rule(f"{at}{m}.weight", tp=1, **options), Rule(f"{at}{m}.bias", stage=options.get("stage")))
@@ -27,12 +52,12 @@ def row(at: str, *modules: str, **options: Any) -> Rules:
     return tuple(rule for pair in rules for rule in pair)
 
 
-def whole(at: str, *names: str, **options: Any) -> Rules:
+def whole(at: str, *names: str, **options: Unpack[Options]) -> Rules:
     """What every rank of its stage has."""
     return tuple(Rule(f"{at}{name}", **options) for name in names)
 
 
-def norms(at: str = LAYER, *more: str, **options: Any) -> Rules:
+def norms(at: str = LAYER, *more: str, **options: Unpack[Where]) -> Rules:
     """Norms, wherever they are in a layer; vectors only."""
     return whole(at, "*norm*.weight", "*norm*.bias", *more, shape=(None,), **options)
 

@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nccl_m2n.sharding.families.dense import DENSE
 from nccl_m2n.sharding.families.experts import EXPERTS, LLAMA4
 from nccl_m2n.sharding.families.hybrid import QWEN3_NEXT
-from nccl_m2n.sharding.families.parts import LAYER, Rules, column, mlp, norms, row, whole
+from nccl_m2n.sharding.families.parts import LAYER, Rules, Units, Where, column, mlp, norms, row, whole
 from nccl_m2n.sharding.rules import Rule
 
-_FIRST: dict[str, Any] = {"stage": "first"}
+_FIRST: Where = {"stage": "first"}
 
 
-def _heads(key: str) -> dict[str, Any]:
+def _heads(key: str) -> Units:
     return {"units": f"vision_config.{key}", "repeat": False, **_FIRST}
 
 
