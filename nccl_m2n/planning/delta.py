@@ -135,7 +135,8 @@ class WideRun:
 
     @classmethod
     def of(cls, chunks: Chunks, entries: Ints, slots: tuple[Ints, Ints]) -> WideRun:
-        """Size every chunk, and choose the wide rounds."""
+        """Size every chunk, and choose the wide rounds; chunks that cannot be taken apart go as they are."""
+        entries = np.where(chunks.whole & (entries > 0), chunks.nbytes // chunks.unit, entries)
         sizes = chunks.sizes(entries)
         return cls(chunks, entries, sizes, chunks.wide_rounds(sizes.nbytes, slots))
 

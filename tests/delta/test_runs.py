@@ -175,3 +175,19 @@ def test_a_strided_shard_changes_where_it_is() -> None:
             bound.run()
             bound.wait()
             assert (targets[4] == values).all()
+
+
+def test_elements_that_are_cast_arrive_whole_beside_smaller_ones() -> None:
+    """A message is compared in units of its smallest elements, of which a part of a larger one may change."""
+    one, other = (Layout((64,), Mesh([rank]), [Replicate()]) for rank in (0, 1))
+    made = plan([Transfer(one, other, "float16", "cast", "float64"), Transfer(one, other, "uint8", "bytes")])
+    source = {"cast": {0: np.full(64, 7, np.float16)}, "bytes": {0: np.zeros(64, np.uint8)}}
+    got = {"cast": {1: np.zeros(64)}, "bytes": {1: np.ones(64, np.uint8)}}
+    with made.bind(LocalTransport(2), source, got, delta=True) as bound:
+        bound.run()
+        bound.wait()
+        for value in (7.5, -23.0):  # another low byte, and both bytes
+            source["cast"][0][5] = value
+            bound.run()
+            bound.wait()
+            assert np.array_equal(got["cast"][1], source["cast"][0])

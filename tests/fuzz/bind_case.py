@@ -104,6 +104,7 @@ class Batch:
 
     def __init__(self, world: World, tensors: list[Tensor], seed: str) -> None:
         self.world, self.tensors, self._seed = world, tensors, seed
+        self._wholes: dict[str, Any] = {}  # flattened, as they are now
         self.arenas: tuple[dict[int, Arena], dict[int, Arena]] = ({}, {})
         for side in (0, 1):
             for rank in world.ranks:
@@ -129,13 +130,46 @@ class Batch:
         rng = np.random.default_rng([*self._seed.encode(), turn])
         for tensor in self.tensors:
             whole = random_values(rng, elements(tensor.sides[0].shape), tensor.dtypes[0], tensor.cast)
-            wanted = names is None or tensor.name in names
-            self._write(tensor, whole, wanted)
+            self._wholes[tensor.name] = whole
+            self._write(tensor, whole, names is None or tensor.name in names)
+        self._settle_sources()
+        for arena in self.arenas[1].values():
+            arena.upload()
+
+    def change(self, turn: int, share: float) -> None:
+        """Other values in about that share of every tensor's elements; the destinations keep what they have."""
+        rng = np.random.default_rng([*self._seed.encode(), turn])
+        for tensor in self.tensors:
+            before = self._wholes[tensor.name]
+            other = random_values(rng, len(before), tensor.dtypes[0], tensor.cast)
+            whole = self._wholes[tensor.name] = np.where(rng.random(len(before)) < share, other, before)
+            self._write(tensor, whole, True)
+        self._settle_sources()
+
+    def expect(self, other: Batch) -> None:
+        """In the destinations what another batch of the same tensors has in its sources; they are cleared."""
+        for arena in self.arenas[1].values():
+            arena.clear()
+            arena.upload()
+        for tensor in self.tensors:
+            self._write(tensor, other._wholes[tensor.name], True)
+        self._settle_sources()
+
+    def _settle_sources(self) -> None:
         for arena in self.arenas[0].values():
             arena.twin[...] = arena.bytes
-        for arenas in self.arenas:
-            for arena in arenas.values():
-                arena.upload()
+            arena.upload()
+
+    def spoil(self, rank: int) -> None:
+        """Somebody else writes into a rank's destinations."""
+        if rank not in self.arenas[1]:
+            return
+        arena = self.arenas[1][rank]
+        for tensor in self.tensors:
+            if tensor.name in arena.views:
+                zeros = np.zeros(elements(tensor.sides[1].shape), numpy_dtype(tensor.dtypes[1]))
+                write(arena.views[tensor.name], zeros, tensor.sides[1].flat[rank])
+        arena.upload()
 
     def _write(self, tensor: Tensor, whole: Any, wanted: bool) -> None:
         for rank, arena in self.arenas[0].items():

@@ -5,7 +5,7 @@
 
 Every survivor must raise an error of this package within its time limit (at the last stage it may also end in good
 order), refuse further use of the transport at once, form a new one with the other survivors, move a tensor over it,
-and leave. No process may be left over.
+and leave. No process may be left over. Over NCCL all ranks are on one GPU: start CUDA's MPS daemon before.
 
 Under MPI the survivors form a `SocketTransport`: an MPI library does not promise that anything works among the
 survivors of a dead rank. MPICH's `mpiexec` ends everybody when one process dies, or ends itself where it is told not
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.execution.mpi import ROOT, mpiexec
-from tests.fuzz.kill_worker import LIMIT
+from tests.fuzz.kill_worker import LIMIT, START
 from tests.fuzz.launch import free_port, rank_environment
 
 STAGES = ("start-up", "bind", "run", "wait", "exchange", "version", "close")
@@ -74,7 +74,7 @@ class Case:
         with tempfile.TemporaryDirectory() as folder:
             jobs = self._start(folder)
             wanted = [Path(folder, f"{r}.json") for r in range(self.ranks) if r != self.victim]
-            deadline = time.monotonic() + LONGEST
+            deadline = time.monotonic() + LONGEST + 2 * START.get(self.transport, 0)
             while time.monotonic() < deadline and not all(path.exists() for path in wanted):
                 time.sleep(0.05)
             reports = {int(p.stem): json.loads(p.read_text()) for p in wanted if p.exists()}
@@ -124,7 +124,8 @@ class Case:
                 continue
             if not said["told"] and self.stage != "close":
                 wrong.append(f"rank {rank} was told nothing")
-            if said["seconds"] > LIMIT + SLACK:
+            limit = START.get(self.transport, LIMIT) if self.stage == "start-up" else LIMIT
+            if said["seconds"] > limit + SLACK:
                 wrong.append(f"rank {rank} was told after {said['seconds']:.1f} s: {said['told']}")
             if said["refused"] is False and not (self.fault == "exception" and self.stage == "version"):
                 wrong.append(f"rank {rank}: the next call was not refused at once, after {said['told']}")
