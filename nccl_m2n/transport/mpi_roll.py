@@ -14,7 +14,7 @@ from nccl_m2n.transport.ranks import Held
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LONGEST_GRACE = 1.0  # seconds before a time limit at which a rank asks; a quarter of a shorter limit
+LONGEST_GRACE = 1.0  # seconds before a time limit at which a rank asks; half of a shorter limit
 
 
 class RollCall:
@@ -39,7 +39,7 @@ class RollCall:
         self._peers, self._told = set(peers) - {comm.Get_rank()}, set[int]()
         self._here = {comm.Get_rank()}
         now = time.monotonic()
-        self._asks_at = None if deadline is None else deadline - min(LONGEST_GRACE, (deadline - now) / 4)
+        self._asks_at = None if deadline is None else deadline - min(LONGEST_GRACE, (deadline - now) / 2)
 
     def look(self) -> None:
         """Take what others say, answer them, and ask once it is time to. Does not wait."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 STAGES = ("start", "bind", "run", "wait", "close")
-LIMIT = 1.0
+LIMIT, LEAVE = 2.0, 1.0  # seconds
 
 
 def go(how: str) -> None:
@@ -63,7 +63,7 @@ def main(where: str, how: str, folder: str) -> None:
 
     comm, said = MPI.COMM_WORLD, []
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    MpiTransport.leave_limit = LIMIT
+    MpiTransport.leave_limit = LEAVE
     began = time.monotonic()
     for stage, step in steps(comm).items():
         if stage == where and comm.rank == RANKS - 1:
