@@ -136,14 +136,18 @@ class Batch:
         for arena in self.arenas[1].values():
             arena.upload()
 
-    def change(self, turn: int, share: float) -> None:
-        """Other values in about that share of every tensor's elements; the destinations keep what they have."""
+    def change(self, turn: int, share: float, names: Collection[str] | None = None) -> None:
+        """Other values in about that share of every tensor's elements; the destinations keep what they have.
+
+        With a share of 1.0 the values are those of an earlier turn of that number. Expected in the destinations:
+        the tensors called `names`.
+        """
         rng = np.random.default_rng([*self._seed.encode(), turn])
         for tensor in self.tensors:
             before = self._wholes[tensor.name]
             other = random_values(rng, len(before), tensor.dtypes[0], tensor.cast)
             whole = self._wholes[tensor.name] = np.where(rng.random(len(before)) < share, other, before)
-            self._write(tensor, whole, True)
+            self._write(tensor, whole, names is None or tensor.name in names)
         self._settle_sources()
 
     def expect(self, other: Batch) -> None:

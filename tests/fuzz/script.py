@@ -19,7 +19,7 @@ from tests.fuzz.outcome import Outcome
 from tests.fuzz.refit_case import refit_case
 from tests.fuzz.refusal_case import refusal_case
 from tests.fuzz.reshard_case import reshard_case
-from tests.fuzz.steps_case import delta_case, rebind_case
+from tests.fuzz.steps_case import delta_case, rebind_case, refit_delta_case
 from tests.fuzz.world import TRANSPORTS, World, find_transport, make_transport
 
 Case = Callable[[World, Random, str, Collection[int] | None], Outcome]
@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[int, Case]] = {  # how often, what
     "refusal": (1, refusal_case),
     "delta": (2, delta_case),
     "rebind": (1, rebind_case),
+    "refit-delta": (1, refit_delta_case),
 }
 
 

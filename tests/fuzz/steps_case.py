@@ -10,6 +10,7 @@ from nccl_m2n.execution.bound import Bound
 from tests.fuzz.bind_case import Batch, Tensor, draw_plan, draw_tensors
 from tests.fuzz.memory import draw_lie, numpy_dtype
 from tests.fuzz.outcome import Outcome
+from tests.fuzz.refit_case import Steps
 from tests.fuzz.world import World
 
 SHARES = (0.0, 0.01, 0.3, 1.0)  # of the elements that change from one run to the next
@@ -34,6 +35,29 @@ def delta_case(world: World, rng: Random, seed: str, chosen: Collection[int] | N
         batch.fill(9)
         _run(world, bound, batch, "the run after all was forgotten", outcome)
     outcome.counts += {"problems": len(tensors), "plans": 1}
+    return outcome
+
+
+def refit_delta_case(world: World, rng: Random, seed: str, chosen: Collection[int] | None = None) -> Outcome:
+    """A refit that sends what changed, by turns of all and of some, while values go back to what they were."""
+    outcome, steps = Outcome(), Steps(world, rng, seed)
+    steps.loaded = set()
+    moved = sorted(steps.moved)
+    refit = steps.refit((steps.side(0), steps.side(1)), delta=True)
+    steps.batch.fill(1, moved)
+    for turn in (1, *(rng.choice((1, 2, 3)) for _ in range(4))):
+        names = None if turn == 1 or rng.random() < 0.5 else rng.sample(moved, rng.randint(1, len(moved)))
+        steps.batch.change(turn, 1.0, names or moved)
+        refit.run(only=names)
+        refit.wait(world.timeout)
+        when = f"values {turn} of {names or 'all'}"
+        outcome.wrong += steps.batch.wrong(when)
+        said = refit.verify(only=names)
+        outcome.expect(said == [], f"{when}: verify() names {said}")
+        if outcome.wrong:
+            break
+    refit.close()
+    outcome.counts += {"problems": len(moved), "plans": 1}
     return outcome
 
 
