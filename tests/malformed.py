@@ -507,6 +507,9 @@ REFIT = [
     Public("Refit, transport", refit, T, dict, {"transport": THING}),
     Public("Refit.capture", lambda **k: refit().capture(**k), L, dict, {"only": also(5, ["x"], [5])}),
     Public(
+        "Refit.forget", lambda **k: refit().forget(**k), L, dict, {"ranks": also(5, "0", ["x"], [-1], [1.5])}
+    ),
+    Public(
         "Refit.rebind",
         lambda **k: refit().rebind(**k),
         L,
@@ -735,5 +738,6 @@ ELSEWHERE = {
         "Plan.of",
         "Timeline",
         "Report",
+        "Report.with_changes",
     ),
 }

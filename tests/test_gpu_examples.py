@@ -42,9 +42,12 @@ STAND_IN = """if True:
     runtime = types.SimpleNamespace(getDeviceCount=lambda: 4)
     cupy.cuda = types.SimpleNamespace(Stream=Stream, Device=Device, get_current_stream=Stream, runtime=runtime)
 
+    class Devices(dict):
+        def get(self, rank, default=None): return None  # so `bind` asks in which GPU's memory a rank's arrays are
+
     class Transport(nccl_m2n.LocalTransport if several else nccl_m2n.MpiTransport):
         @property
-        def devices(self): return dict.fromkeys(self.local_ranks, 0)
+        def devices(self): return Devices.fromkeys(self.local_ranks, 0)
 
     run = nccl_m2n.execution.bound.Bound.run
 
