@@ -72,13 +72,13 @@ class Held:
 
 
 def soak(phase: Phase, count: int, traced: int) -> list[str]:
-    """Call a phase `count` times, and `traced` times more; what is held more in the end than half way."""
-    grown = _soak(phase, range(count))
-    tracemalloc.start()
+    """Call a phase `traced` times, and `count` times more; what is held more in the end than half way."""
+    tracemalloc.start()  # first, while caches are empty: what was put there untraced would count once it is replaced
     try:
-        return grown + _soak(phase, range(count, count + traced))
+        grown = _soak(phase, range(traced))
     finally:
         tracemalloc.stop()
+    return grown + _soak(phase, range(traced, traced + count))
 
 
 def _soak(phase: Phase, numbers: range) -> list[str]:
