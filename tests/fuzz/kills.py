@@ -35,6 +35,7 @@ from tests.fuzz.launch import free_port, rank_environment
 STAGES = ("start-up", "bind", "run", "wait", "exchange", "version", "close")
 FAULTS = ("kill", "stop", "exception", "exit")
 SLACK = 8.0  # seconds: many processes on few cores
+LEAVE = 15.0  # seconds that survivors are given to end
 LONGEST = 60.0  # seconds of a case
 SHELTER = '"$@"; for i in $(seq 900); do [ -e "$0/over" ] && break; sleep 0.1; done; exit 0'
 
@@ -78,7 +79,7 @@ class Case:
             while time.monotonic() < deadline and not all(path.exists() for path in wanted):
                 time.sleep(0.05)
             reports = {int(p.stem): json.loads(p.read_text()) for p in wanted if p.exists()}
-            left = self._left_over(time.monotonic() + SLACK)
+            left = self._left_over(time.monotonic() + LEAVE)
             Path(folder, "over").touch()
             out = [self._end(job) for job in jobs]
         wrong = self._judge(reports)
