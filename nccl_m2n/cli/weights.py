@@ -63,4 +63,4 @@ class MadeUpWeights(Weights):
         item = item_size(self._manifest[name].dtype)
         word = min(element_unit(item), 8)
         seed = np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u8", 1)
-        return made_up(seed, [*index, slice(0, item // word)], word)[0].view(np.uint8)
+        return np.asarray(made_up(seed, [*index, slice(0, item // word)], word)[0].view(np.uint8))

@@ -79,7 +79,8 @@ class DeviceMemory:
 
     def on(self, rank: int) -> AbstractContextManager[object]:
         """The context in which a local rank's arrays are made: its GPU."""
-        return self.library.cuda.Device(self._transport.devices[rank])
+        device: AbstractContextManager[object] = self.library.cuda.Device(self._transport.devices[rank])
+        return device
 
     def buffer(self, array: Array, at: int, nbytes: int) -> DeviceBuffer:
         """`nbytes` of an array of bytes, from byte `at` on, as messages take them."""

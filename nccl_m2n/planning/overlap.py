@@ -33,7 +33,7 @@ class Cells:
     @cached_property
     def size(self) -> Ints:
         """Elements in each cell."""
-        return (self.stop - self.start).prod(axis=1)
+        return np.asarray((self.stop - self.start).prod(axis=1))
 
 
 @lru_cache(maxsize=1024)

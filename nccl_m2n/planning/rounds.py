@@ -274,7 +274,7 @@ def staging_by_rank(routes: Routes, world: int, rounds: int) -> Ints:
 def _chunk_sizes(flows: Table) -> Ints:
     """Bytes of the chunks of each flow, at most."""
     units = -(-(flows["stop"] - flows["start"]) // ALIGN)
-    return -(-units // flows["chunks"]) * ALIGN
+    return np.asarray(-(-units // flows["chunks"]) * ALIGN)
 
 
 def _fullest_round(flows: Table, weight: Ints, rank: Ints, late: Ints | int, world: int, rounds: int) -> Ints:
@@ -304,4 +304,4 @@ def _fullest_round(flows: Table, weight: Ints, rank: Ints, late: Ints | int, wor
         columns = (flows["phase"][some], n, first, weight[some])
         phase, divisor, first, size = (np.repeat(column, n) for column in columns)
         load += np.bincount(first + (j * first_hops + phase) // divisor, size, minlength=world * rounds)
-    return base + load.reshape(world, rounds).max(axis=1).astype(np.int64)
+    return np.asarray(base + load.reshape(world, rounds).max(axis=1).astype(np.int64))

@@ -76,7 +76,7 @@ def _sums(plan: Plan, rank: int, side: str, arrays: Mapping[str, ArrayView], nam
         wanted[number] = name in names
         if wanted[number]:
             _sum_tensor(plan, number, side, rank, arrays[name], cells, rows, sums)
-    return sums[wanted[sums["transfer"]]]
+    return np.asarray(sums[wanted[sums["transfer"]]])
 
 
 def _sum_tensor(
