@@ -29,7 +29,7 @@ from nccl_m2n import Layout, Mesh, Parameter, Plan, Refit, Replicate, Shard, Top
 from nccl_m2n.transport.base import Transport
 from tests.fuzz.world import TRANSPORTS, World, find_transport, make_transport
 
-CALLS_TO_FILL = {"reshard": 90}  # until all caches are full, else 10: only then is anything flat
+CALLS_TO_FILL = {"reshard": 800}  # until all caches are full, else 10: only then is anything flat
 RSS_MAY_GROW = 3 << 20  # bytes that an allocator may keep for itself
 TRACED_MAY_GROW = 48 << 10  # bytes of Python's and NumPy's memory
 Phase = Callable[[int], None]
@@ -184,7 +184,9 @@ def phases(made: Soak, scale: float) -> dict[str, tuple[Phase, int]]:
     """What is done, and how often."""
     joins = {"local": 3000, "mpi": 2200}.get(made.world.kind, 0)  # MPICH has 2,048 communicators
     wanted = {"run": 10_000, "bind": 1_000, "reshard": 3_000, "refit": 300, "mistake": 1_000, "join": joins}
-    counts = {name: max(2 * CALLS_TO_FILL.get(name, 10), int(n * scale)) for name, n in wanted.items() if n}
+    counts = {
+        name: max(180 if name in CALLS_TO_FILL else 20, int(n * scale)) for name, n in wanted.items() if n
+    }
     return {name: (getattr(made, name), count) for name, count in counts.items()}
 
 
@@ -206,8 +208,9 @@ def main(given: Sequence[str]) -> int:
         if options.phase and name not in options.phase:
             continue
         began = time.monotonic()
-        traced, full = max(20, count // 10), CALLS_TO_FILL.get(name, 10)
-        every = world.gather(soak(phase, count, traced if traced >= 2 * full else 0))
+        full = CALLS_TO_FILL.get(name, 10)
+        traced = max(2 * full, count // 10)
+        every = world.gather(soak(phase, count, traced if traced <= count else 0))
         failed |= any(every)
         grew = "; ".join(f"process {i}: {', '.join(what)}" for i, what in enumerate(every) if what)
         messages = (
