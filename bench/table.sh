@@ -35,7 +35,7 @@ for step in $steps; do
       --json "$OUT/one_process.json" ;;
     dense) refit 2 4 4 dense tp=4 tp=2,dp=2 ;;
     moe) refit 2 4 4 moe ep=4 tp=4; refit 2 4 4 moe pp=2,ep=2 tp=2,dp=2 "${packed[@]}" ;;
-    wide) refit 2 6 2 moe ep=6 tp=3,dp=2 "${packed[@]}" ;;
+    wide) refit 2 6 2 moe ep=6 tp=2,dp=3 "${packed[@]}" ;;
     *) echo "no such step: $step"; exit 2 ;;
   esac
 done

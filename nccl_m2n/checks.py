@@ -54,11 +54,13 @@ def whole_number(
         error: What to raise.
         hint: What to do instead, for the error.
     """
+    low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
+    if type(value) is int and low <= value <= high:  # nearly always: thousands of layouts are made in a row
+        return value
     try:
         made = None if isinstance(value, bool | np.bool_) else int(index(value))  # type: ignore[arg-type]  # that is what is tried
     except TypeError:
         made = None
-    low, high = MIN_WHOLE if least is None else least, MAX_WHOLE if most is None else most
     if made is None or not low <= made <= high:
         raise error(
             f"expected a whole number{_span(least, most)} as {what}, got {shown(value)}" + _tail(hint)
@@ -165,6 +167,8 @@ def several(
     values: object, what: str, *, error: type[M2nError] = LayoutError, hint: str = ""
 ) -> tuple[Any, ...]:
     """The entries of a sequence; a text is none, nor is a set or a mapping, whose order says nothing."""
+    if type(values) is tuple or type(values) is list:
+        return tuple(values)
     if isinstance(values, UNORDERED) or not isinstance(values, Iterable):
         raise error(f"expected a sequence of {what}, got {shown(values)}" + _tail(hint))
     return tuple(values)

@@ -77,11 +77,13 @@ def numpy_type(name: str) -> np.dtype[np.generic]:
 
 
 def _cupy_type(name: str) -> DType:
-    cupy = import_cupy()
     try:
-        return cupy.dtype(name)
+        made = np.dtype(name)
     except TypeError:
-        return cupy.dtype(f"u{element_unit(item_size(name))}")
+        made = np.dtype("V1")
+    # ml_dtypes enters its types in NumPy, which is no reason for CuPy to have kernels for them.
+    known = made.isbuiltin == 1 and made.kind in "biufc"
+    return import_cupy().dtype(made if known else f"u{element_unit(item_size(name))}")
 
 
 def gpu_of(transport: Transport, rank: int) -> int | None:

@@ -151,8 +151,9 @@ def _rank_array(ranks: Any) -> npt.NDArray[np.int64]:
         raise LayoutError(f"expected at least one rank in a mesh, got {ranks!r}")
     if array.dtype.kind not in "iu":
         raise LayoutError(f"expected integer ranks in a mesh, got {ranks!r} of dtype {array.dtype}")
-    if array.min() < 0 or array.max() >= MAX_RANKS:
-        wrong = int(array.min() if array.min() < 0 else array.max())
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < 0 or highest >= MAX_RANKS:
+        wrong = lowest if lowest < 0 else highest
         raise LayoutError(
             f"expected ranks from 0 to {MAX_RANKS - 1} in a mesh, got {wrong}; count ranks from 0"
         )
