@@ -44,14 +44,17 @@ def as_bytes(view: ArrayView) -> Array:
 def as_array(view: ArrayView) -> Array:
     """What a view sees, with its element type.
 
-    On a device a type that CuPy lacks (bfloat16, fp8) is seen as unsigned integers of its size.
+    On a device a type that CuPy lacks (bfloat16, fp8) is seen as unsigned integers of its size; where none has that
+    size (6 or 16 bytes), as several of them, along one more dimension.
 
     Raises:
         TransportError: If ml_dtypes, which has NumPy's bfloat16 and fp8, is needed and missing.
     """
     made_by(view, ArrayView, "the view", hint="make one with view_array(array)")
     kind = _cupy_type(view.dtype) if view.device else numpy_type(view.dtype)
-    array = as_bytes(view).view(kind)[..., 0]
+    array = as_bytes(view).view(kind)
+    if array.shape[-1] == 1:
+        array = array[..., 0]
     if not view.device:
         array.flags.writeable = view.writable
     return array
@@ -83,7 +86,7 @@ def _cupy_type(name: str) -> DType:
         made = np.dtype("V1")
     # ml_dtypes enters its types in NumPy, which is no reason for CuPy to have kernels for them.
     known = made.isbuiltin == 1 and made.kind in "biufc"
-    return import_cupy().dtype(made if known else f"u{element_unit(item_size(name))}")
+    return import_cupy().dtype(made if known else f"u{min(element_unit(item_size(name)), 8)}")
 
 
 def gpu_of(transport: Transport, rank: int) -> int | None:

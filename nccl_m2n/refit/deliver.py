@@ -92,7 +92,7 @@ def cut_out(tensor: Array, layout: Layout, rank: int, array: Array) -> None:
     if len(pieces) == 1 and pieces[0].box.shape == shape:
         array[...] = tensor[pieces[0].box.slices].reshape(array.shape)
         return
-    local = array.copy().reshape(shape)
+    local = array.copy().reshape((*shape, *tensor.shape[layout.ndim :]))  # elements may be several integers
     for piece in pieces:
         local[piece.local_slices] = tensor[piece.box.slices]
     array[...] = local.reshape(array.shape)
