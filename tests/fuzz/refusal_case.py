@@ -99,7 +99,7 @@ def _over(batch: Batch, t: Tensor, side: int, rank: int, arrays: tuple[Arrays, A
     need = math.prod(local) * kind.itemsize
     for name, view in batch.arenas[other][rank].views.items():
         others = [x for x in batch.tensors if x.name == name]
-        if other == 1 and not all(_filled(x, rank) for x in (t, *others)):
+        if not all(_filled(x, rank) for x in (t, *(others if other else ()))):
             continue  # what lies in the gaps of an array may well be another's
         if view.size and name != t.name and view.nbytes >= need and view.flags.c_contiguous:
             memory = view.reshape(-1).view(np.uint8)
