@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TypeAlias
 
 from nccl_m2n.cli.side import Side
+from nccl_m2n.cli.updates import FLOATS, Update
 from nccl_m2n.errors import CommandError
 from nccl_m2n.measure import PEERS
 from nccl_m2n.sharding import Parallelism
@@ -112,6 +113,16 @@ def _add_refit(commands: _Commands) -> None:
     parser.add_argument(
         "--made-up", action="store_true", help="make the weights up even where the model has data"
     )
+    parser.add_argument("--delta", action="store_true", help="send only what changed since the last step")
+    parser.add_argument(
+        "--update",
+        type=update,
+        metavar="KIND:X",
+        help="what changes between steps: random:SHARE of the elements, or adam:RATE on masters in float32",
+    )
+    parser.add_argument(
+        "--keep-as", choices=FLOATS, help="keep and move a checkpoint's floats as this element type"
+    )
     parser.add_argument(
         "--timeout", type=positive, default=600.0, metavar="SECONDS", help="limit of one move (600)"
     )
@@ -142,6 +153,12 @@ def _add_simulate(commands: _Commands) -> None:
     )
     parser.add_argument(
         "--nvlink-gbytes", type=positive, default=450.0, metavar="X", help="GB/s of a rank's NVLink (450)"
+    )
+    parser.add_argument(
+        "--changed",
+        type=share,
+        metavar="SHARE",
+        help="send only what changed: this share of the elements, such as 0.02",
     )
 
 
@@ -222,6 +239,25 @@ def domain(text: str) -> int | str:
         raise argparse.ArgumentTypeError(
             f"expected the ranks of a domain, a whole number of 1 or more, or {SIDES!r}, got {text!r}"
         ) from None
+
+
+def update(text: str) -> Update:
+    """What changes between steps."""
+    try:
+        return Update.parse(text)
+    except CommandError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text!r}")
+    return value
 
 
 def positive(text: str) -> float:

@@ -28,7 +28,8 @@ def simulate(arguments: argparse.Namespace) -> None:
     except ImportError:
         raise CommandError("this version of nccl_m2n has no cost model yet; use the plan command") from None
     problem, made, domains_from, seconds = _planned(arguments)
-    timeline = run(made, Links(arguments.nic_gbytes, arguments.nvlink_gbytes))
+    links, changed = Links(arguments.nic_gbytes, arguments.nvlink_gbytes), arguments.changed
+    timeline = run(made, links, changed=changed)
     methods = methods_data(made)
     for each in [timeline, *timeline.compare()]:
         methods[each.plan.options.method]["seconds"] = each.seconds

@@ -8,7 +8,7 @@ import statistics
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,9 +19,11 @@ from nccl_m2n.cli.model import find_model
 from nccl_m2n.cli.output import check_writable, methods_data, pairs_text, plain_errors, progress, publish
 from nccl_m2n.cli.problem import Problem
 from nccl_m2n.cli.shards import Shards
-from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights, Weights
-from nccl_m2n.errors import VerificationError
+from nccl_m2n.cli.updates import ADAM, UpdatedWeights, keep_as
+from nccl_m2n.cli.weights import MadeUpWeights, StoredWeights
+from nccl_m2n.errors import CommandError, VerificationError
 from nccl_m2n.execution.bound import Bound
+from nccl_m2n.execution.delta.changes import Changes
 from nccl_m2n.measure.check import count_wrong
 from nccl_m2n.planning import Plan
 from nccl_m2n.transport import KINDS, Transport
@@ -38,13 +40,14 @@ class Refitting:
 
     arguments: argparse.Namespace
     problem: Problem
-    weights: Weights
+    weights: UpdatedWeights
     transport: Transport
     carrier: str  # what the transport is called
     plan: Plan
     domains_from: str
     seconds: dict[str, float] = field(default_factory=dict)  # by step, of this process
     moves: list[float] = field(default_factory=list)  # seconds of each move, its slowest rank's
+    changes: list[Changes] = field(default_factory=list)  # of each move, with --delta
     verified: int = 0  # bytes, all ranks together
 
     def __post_init__(self) -> None:
@@ -69,35 +72,58 @@ class Refitting:
     def read(self) -> None:
         """Every source rank reads what it holds, and nothing else. Collective."""
 
-        def read(rank: int) -> None:
+        def allocate(rank: int) -> None:
             self.destinations[rank].allocate()
+            self.sources[rank].allocate()
+
+        together(self.transport, "allocate", plain_errors(allocate))
+        self._timed("read", self._fill)
+
+    def _fill(self) -> None:
+        """Put the weights of this step in the sources. Collective."""
+
+        def fill(rank: int) -> None:
             mine = self.sources[rank]
-            mine.allocate()
             for name in progress(mine, len(mine), f"read {rank}", self.shown):
                 mine.fill(name, self.weights)
 
-        self._timed("read", lambda: together(self.transport, "read", plain_errors(read)))
+        together(self.transport, "read", plain_errors(fill))
 
     def move(self) -> None:
-        """Bind and run, as often as asked. Collective."""
+        """Bind, run as often as asked, and verify what arrived. Collective.
+
+        Where values change, or only what changed is sent, that is after every step.
+        """
         sources, destinations = (
             {rank: shards.views() for rank, shards in side.items()}
             for side in (self.sources, self.destinations)
         )
-
-        def bind() -> Bound:
-            return self.plan.bind(self.transport, sources, destinations)
-
-        bound = self._timed("bind", bind)
+        asked, steps = self.arguments, self.arguments.steps
+        bound = self._timed(
+            "bind", lambda: self.plan.bind(self.transport, sources, destinations, delta=asked.delta)
+        )
+        stepwise = bool(asked.delta or asked.update)
         with bound:
-            for _ in progress(range(self.arguments.steps), self.arguments.steps, "move", self.shown):
-                for shards in self.destinations.values():
-                    shards.poison()
-                self._slowest(0.0)  # all ranks start together
-                began = time.perf_counter()
-                bound.run()
-                bound.wait(self.arguments.timeout)
-                self.moves.append(self._slowest(time.perf_counter() - began))
+            for step in progress(range(steps), steps, "move", self.shown and not stepwise):
+                self._step(bound, step)
+                if stepwise or step == steps - 1:
+                    self.verify()
+
+    def _step(self, bound: Bound, step: int) -> None:
+        """One move, from a start in common."""
+        if step and self.arguments.update:
+            self.weights.step = step
+            self._fill()
+        if not (step and self.arguments.delta):  # what did not change is not sent again
+            for shards in self.destinations.values():
+                shards.poison()
+        self._slowest(0.0)  # all ranks start together
+        began = time.perf_counter()
+        bound.run()
+        bound.wait(self.arguments.timeout)
+        self.moves.append(self._slowest(time.perf_counter() - began))
+        if bound.changes is not None:
+            self.changes.append(bound.changes)
 
     def verify(self) -> None:
         """Compare every destination byte with where it came from. Collective.
@@ -135,17 +161,9 @@ class Refitting:
 
 def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
     """Carry out the command. Collective."""
-
-    def pose() -> tuple[Problem, Weights]:
-        check_writable(arguments.json)
-        model = find_model(arguments, data=not arguments.made_up)
-        problem = Problem.of(arguments, model)
-        problem.transfers  # noqa: B018 - what cannot be divided is refused here
-        if model.checkpoint is None or arguments.made_up:
-            return problem, MadeUpWeights(model.manifest)
-        return problem, StoredWeights(model.checkpoint)
-
-    problem, weights = together(meeting, "read the problem", plain_errors(lambda _: pose()))[meeting.rank]
+    problem, weights = together(meeting, "read the problem", plain_errors(lambda _: _pose(arguments)))[
+        meeting.rank
+    ]
     kind = transports.choose(arguments.transport, meeting, problem, arguments.ranks)
     with transports.make(kind, meeting, problem, arguments.ranks) as transport:
         found = transports.domains_found(transport) if arguments.domain is None else []
@@ -162,9 +180,26 @@ def refit(arguments: argparse.Namespace, meeting: Meeting) -> None:
         transports.require_memory(meeting, job.host_bytes, "take fewer layers (--layers) or more hosts")
         job.read()
         job.move()
-        job.verify()
         if meeting.rank == 0:
             publish(_text(job), "refit", _data(job), arguments.json)
+
+
+def _pose(arguments: argparse.Namespace) -> tuple[Problem, UpdatedWeights]:
+    """What is moved, and where its values come from."""
+    check_writable(arguments.json)
+    model = find_model(arguments, data=not arguments.made_up)
+    stored, update = model.manifest, arguments.update
+    has_data = model.checkpoint is not None and not arguments.made_up
+    if not has_data and ((update and update.kind == ADAM) or arguments.keep_as):
+        raise CommandError(
+            f"{model.label} has no data for --update adam and --keep-as; take a checkpoint, or --update random:0.01"
+        )
+    if arguments.keep_as:
+        model = replace(model, manifest=keep_as(stored, arguments.keep_as))
+    problem = Problem.of(arguments, model)
+    problem.transfers  # noqa: B018 - what cannot be divided is refused here
+    weights = StoredWeights(model.checkpoint) if model.checkpoint and has_data else MadeUpWeights(stored)
+    return problem, UpdatedWeights(weights, stored, model.manifest, update)
 
 
 def _data(job: Refitting) -> JsonObject:
@@ -186,6 +221,7 @@ def _data(job: Refitting) -> JsonObject:
         "seconds": median,
         "seconds_of_each_step": job.moves,
         "seconds_of_rank_0": job.seconds,
+        **({"changes_of_each_step": [asdict(each) for each in job.changes]} if job.changes else {}),
         "model_gbytes_per_second": manifest.nbytes / median / 1e9,
         "network_gbytes_per_second": methods["reshard"]["network_bytes"] / median / 1e9,
         "verified_bytes": job.verified,
@@ -222,6 +258,21 @@ def _text(job: Refitting) -> str:
         ("before", f"plan {own['plan']:.3f} s, read {own['read']:.3f} s, bind {own['bind']:.3f} s"),
         ("verified", f"{job.verified:,} bytes on the destination ranks, every one as in {job.weights.label}"),
     ]
-    made_up = ", made-up weights" if isinstance(job.weights, MadeUpWeights) else ""
+    rows[-1:-1] = _step_rows(job)
+    made_up = ", made-up weights" if job.weights.label == MadeUpWeights.label else ""
     head = job.problem.headline(f"{made_up}, by {job.carrier}, {job.transport.memory} memory")
     return f"{head}\n{job.plan}\n({job.domains_from})\n\n{pairs_text(rows)}"
+
+
+def _step_rows(job: Refitting) -> list[tuple[str, str]]:
+    """What changed in each step, and what was sent of it."""
+    return [
+        (
+            f"step {step}",
+            f"{each.changed:.2%} changed, {each.network_bytes:,} of {each.dense_bytes:,} bytes over the network, "
+            f"{seconds:.4f} s",
+        )
+        for step, (each, seconds) in enumerate(
+            zip(job.changes, job.moves, strict=False), 1
+        )  # none without --delta
+    ]

@@ -140,3 +140,24 @@ def test_a_byte_that_differs_is_found(checkpoint, monkeypatch, capsys) -> None:
     assert "1 bytes differ from" in said.err
     assert "rank 3" in said.err
     assert "verified" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("update", "more", "least", "most"),
+    [
+        ("random:0.05", [], 0.02, 0.09),
+        ("adam:1e-3", ["--keep-as", "bfloat16"], 0.3, 0.7),
+        ("adam:0", ["--keep-as", "bfloat16"], 0.0, 0.001),  # -0 becomes 0
+    ],
+)
+def test_only_what_changed_is_sent_and_every_step_verified(
+    checkpoint: Path, tmp_path: Path, update: str, more: list[str], least: float, most: float
+) -> None:
+    out = tmp_path / "report.json"
+    arguments = ["--model", str(checkpoint), *sizes("tp=2", "tp=2,dp=2"), "--steps", "3", "--delta"]
+    assert main(["refit", *arguments, "--update", update, *more, "--json", str(out)]) == 0
+    said = report(out)["changes_of_each_step"]
+    assert isinstance(said, list)
+    assert said[0]["changed"] == 1.0
+    assert all(least <= each["changed"] <= most for each in said[1:])
+    assert all(each["network_bytes"] <= each["dense_bytes"] for each in said[1:])
