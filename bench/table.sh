@@ -3,12 +3,12 @@
 # EMULATE is a launcher that starts its command as the ranks of a cluster with torchrun's variables set and takes
 #   --hosts H --ranks-per-host K --nic-gbit G --timeout S -- COMMAND
 # with hosts whose ranks reach each other only through a NIC of that rate (0: not capped) for each rank.
-# usage: EMULATE="…" OUT=folder bench/table.sh [STEP ...]     steps: pack table small process dense moe wide
+# usage: EMULATE="…" OUT=folder bench/table.sh [STEP ...]     steps: pack table small process dense moe wide delta
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${EMULATE:?}" "${OUT:?}"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-steps=${*:-pack table small process dense moe wide}
+steps=${*:-pack table small process dense moe wide delta}
 
 cluster() {  # hosts, ranks a host, Gbit/s, seconds, command …
   local hosts=$1 per_host=$2 gbit=$3 limit=$4; shift 4
@@ -25,6 +25,10 @@ refit() {  # hosts, ranks a host, Gbit/s, model, source, destination, options �
 
 few=()  # at 2 Gbit/s the slower peers would take minutes
 for method in reshard "reshard, graph" limit gather+broadcast "gather+broadcast, packed"; do few+=(--method "$method"); done
+changed() {  # Gbit/s, model, source, destination, end of the file's name, options …
+  cluster 2 4 "$1" 110 python3 bench/delta.py --model "$2" --source "$3" --destination "$4" --per-domain 4 "${@:6}" \
+    --json "$OUT/delta_$2_2x4_$5.json"
+}
 for step in $steps; do
   printf '\n== %s (at %d s)\n' "$step" "$SECONDS"
   case $step in
@@ -36,6 +40,9 @@ for step in $steps; do
     dense) refit 2 4 4 dense tp=4 tp=2,dp=2 ;;
     moe) refit 2 4 4 moe ep=4 tp=4; refit 2 4 4 moe pp=2,ep=2 tp=2,dp=2 "${packed[@]}" ;;
     wide) refit 2 6 2 moe ep=6 tp=2,dp=3 "${packed[@]}" ;;
+    delta) changed 4 dense tp=4 tp=2,dp=2 4gbit; changed 4 moe ep=4 tp=4 4gbit
+      changed 0 dense tp=4 tp=2,dp=2 0gbit --share 0.01 --share 0.03 --share 0.05 --share 1.0
+      changed 4 dense tp=4 tp=2,dp=2 4gbit_host --share 0.01 --host-baseline ;;
     *) echo "no such step: $step"; exit 2 ;;
   esac
 done
