@@ -7,6 +7,7 @@ must refuse stand beside it.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -710,6 +711,9 @@ MODELS = [
 def _world() -> Any:
     from mpi4py import MPI
 
+    if not MPI.Is_initialized():  # another test looked at the library only
+        MPI.Init()
+        atexit.register(MPI.Finalize)
     return MPI.COMM_WORLD
 
 

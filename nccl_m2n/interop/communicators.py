@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from nccl_m2n.execution.views import view_array
 from nccl_m2n.transport import MpiTransport, NcclTransport, Transport
+from nccl_m2n.transport.mpi import require_mpi
 from nccl_m2n.typing import Array, Communicator
 
 
@@ -32,6 +33,7 @@ def as_transport(comm: Communicator, arrays: Iterable[Array] = ()) -> Transport:
 
 
 def _around_mpi(comm: Communicator, arrays: Iterable[Array]) -> Transport:
+    require_mpi()
     kept = comm.Get_attr(_keyval())
     if kept is None:
         kept = {"host": MpiTransport(comm)}

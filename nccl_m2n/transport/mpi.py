@@ -33,6 +33,23 @@ EAGER_POLLS = 50
 SLEEPS = 20e-6, 100e-6  # seconds, the first and the longest
 
 
+def require_mpi() -> None:
+    """Refuse to go on where MPI cannot be called: the library would end the process.
+
+    Raises:
+        TransportError: If mpi4py is missing, or MPI was not initialized or is finalized.
+    """
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise TransportError(
+            f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
+        ) from None
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "finalized" if MPI.Is_finalized() else "not initialized (mpi4py.rc.initialize was False)"
+        raise TransportError(f"expected MPI in order, got it {state}; call MPI.Init() before, and once")
+
+
 class MpiTransport(Transport):
     """The ranks of an MPI communicator, moving host memory.
 
@@ -58,12 +75,9 @@ class MpiTransport(Transport):
     _unfinished: ClassVar[list[tuple[MPI.Intracomm, MPI.Request]]] = []  # made too late for their transports
 
     def __init__(self, comm: Communicator = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        try:
-            from mpi4py import MPI
-        except ImportError as error:
-            raise TransportError(
-                f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
-            ) from None
+        require_mpi()
+        from mpi4py import MPI
+
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise TransportError(
                 f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD"

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -65,3 +67,20 @@ def test_a_peer_that_dies(tmp_path: Path, where: str, how: str) -> None:
     done = mpi.run(RANKS, "-m", "tests.transport.mpi_gone", where, how, str(tmp_path), limit=40)
     assert done.returncode != 0
     assert "killed after" not in done.stderr
+
+
+@pytest.mark.parametrize("made", ["m2n.MpiTransport(MPI.COMM_WORLD)", "as_transport(MPI.COMM_WORLD, ())"])
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [
+        ("mpi4py.rc.initialize = False; from mpi4py import MPI", "not initialized"),
+        ("from mpi4py import MPI; MPI.Finalize()", "finalized"),
+    ],
+)
+def test_mpi_that_cannot_be_called_is_refused(made: str, before: str, state: str) -> None:
+    """MPI itself would end the process."""
+    script = (
+        f"import mpi4py; {before}; import nccl_m2n as m2n; from nccl_m2n.interop import as_transport; {made}"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert f"TransportError: expected MPI in order, got it {state}" in run.stderr
