@@ -33,7 +33,7 @@ def as_transport(comm: Communicator, arrays: Iterable[Array] = ()) -> Transport:
 
 
 def _around_mpi(comm: Communicator, arrays: Iterable[Array]) -> Transport:
-    require_mpi()
+    require_mpi(comm)
     kept = comm.Get_attr(_keyval())
     if kept is None:
         kept = {"host": MpiTransport(comm)}

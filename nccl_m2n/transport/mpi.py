@@ -33,11 +33,11 @@ EAGER_POLLS = 50
 SLEEPS = 20e-6, 100e-6  # seconds, the first and the longest
 
 
-def require_mpi() -> None:
-    """Refuse to go on where MPI cannot be called: the library would end the process.
+def require_mpi(comm: Communicator) -> None:
+    """Refuse what is no communicator, and an MPI that cannot be called: the library would end the process.
 
     Raises:
-        TransportError: If mpi4py is missing, or MPI was not initialized or is finalized.
+        TransportError: If it is none, if mpi4py is missing, or if MPI was not initialized or is finalized.
     """
     try:
         from mpi4py import MPI
@@ -45,6 +45,8 @@ def require_mpi() -> None:
         raise TransportError(
             f"expected mpi4py, got {error}; {pip_install('mpich')} brings it with an MPI library"
         ) from None
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TransportError(f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD")
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "finalized" if MPI.Is_finalized() else "not initialized (mpi4py.rc.initialize was False)"
         raise TransportError(f"expected MPI in order, got it {state}; call MPI.Init() before, and once")
@@ -75,13 +77,9 @@ class MpiTransport(Transport):
     _unfinished: ClassVar[list[tuple[MPI.Intracomm, MPI.Request]]] = []  # made too late for their transports
 
     def __init__(self, comm: Communicator = None, timeout: float = DEFAULT_TIMEOUT) -> None:
-        require_mpi()
+        require_mpi(comm)
         from mpi4py import MPI
 
-        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-            raise TransportError(
-                f"expected an mpi4py intracommunicator, got {shown(comm)}; pass MPI.COMM_WORLD"
-            )
         self._mpi, self.timeout = MPI, limit_seconds(timeout, endless=False)
         with self._wrapped("duplicating the communicator"):
             self.size, self.local_ranks = comm.Get_size(), (comm.Get_rank(),)
